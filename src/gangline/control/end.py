@@ -14,6 +14,7 @@ from gangline.report.commands import leave_orders, orders
 from gangline.runs.record_versions import decode_record, load_if_there
 from gangline.runs.registry import RunRecord
 from gangline.transport.ssh_options import understood
+from gangline.transport.transport import read_if_there
 
 
 def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: Dependencies = REAL) -> bool:
@@ -98,10 +99,8 @@ def started_request(run: RunHandle, record: RunRecord) -> LaunchRequest:
             continue
         path = run.records.request(number)
         with understood(run.supervisor_host.host, f"what it has started of {run.layout.run_id}"):
-            try:
-                return decode_record(run.supervisor_host.read(path), path, LaunchRequest, host=run.supervisor_host.host)
-            except FileNotFoundError:
-                continue
+            if (data := read_if_there(run.supervisor_host, path)) is not None:
+                return decode_record(data, path, LaunchRequest, host=run.supervisor_host.host)
     raise UsageError(
         f"nothing of {run.layout.run_id} was started",
         seen=f"no {run.layout.request(last).name} in {run.layout.folder}",

@@ -36,7 +36,7 @@ from gangline.runs.registry import RunRecord, find_run, read_record
 from gangline.runs.state import AttemptOutcome, ProcessId, RunState, parse_stat
 from gangline.transport.hostkeys import resolve
 from gangline.transport.ssh_options import NONSENSE, understood
-from gangline.transport.transport import Transport
+from gangline.transport.transport import Transport, read_if_there
 
 REVIVED_S = 75.0
 """The host agent beside a dead supervisor has started another one by then: it looks once a second, and waits a minute
@@ -188,7 +188,7 @@ def copy_records(here: RunLayout, there: RunLayout, remote: Transport) -> None:
 
     Raises HostUnreachable, and GanglineError for a damaged state, board or outcome.
     """
-    state = _read(remote, there.state)
+    state = read_if_there(remote, there.state)
     if state is None:
         return
     with understood(remote.host, f"where {here.run_id} stands"):
@@ -199,7 +199,7 @@ def copy_records(here: RunLayout, there: RunLayout, remote: Transport) -> None:
     write_atomic(here.state, state)
     here.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, kind in ATTEMPT_FILES:
-        if (data := _read(remote, path(there, number))) is not None:
+        if (data := read_if_there(remote, path(there, number))) is not None:
             with understood(remote.host, f"{path(there, number).name} of {here.run_id}"):
                 decode_record(data, path(there, number), kind, host=remote.host)
             write_atomic(path(here, number), data)
@@ -210,7 +210,7 @@ def copy_records(here: RunLayout, there: RunLayout, remote: Transport) -> None:
 
 def _copy_if_read(here: Path, there: Path, remote: Transport, *, kind: type[object]) -> None:
     """Copy a record that is written just before the run ends. One of another version, say, is left out."""
-    if (data := _read(remote, there)) is not None:
+    if (data := read_if_there(remote, there)) is not None:
         with contextlib.suppress(*NONSENSE):
             decode_record(data, there, kind, host=remote.host)
             write_atomic(here, data)
@@ -236,19 +236,9 @@ def hand_over(
 
 def runs_there(remote: Transport, process: ProcessId) -> bool:
     """Whether that very process runs on the supervisor's host."""
-    try:
-        stat = remote.read(PurePath(f"/proc/{process.pid}/stat"), limit=4096)
-    except FileNotFoundError:
-        return False
+    stat = read_if_there(remote, PurePath(f"/proc/{process.pid}/stat"), limit=4096)
     with understood(remote.host, f"whether process {process.pid} runs"):
-        return bool(stat) and parse_stat(process.pid, stat) == process
-
-
-def _read(transport: Transport, path: PurePath) -> bytes | None:
-    try:
-        return transport.read(path)
-    except FileNotFoundError:
-        return None
+        return bool(stat and parse_stat(process.pid, stat) == process)
 
 
 # The host of the supervisor: the head, if it can continue without this computer, otherwise this computer.

@@ -21,7 +21,7 @@ from gangline.launch.backend import HostStatus, JobLauncher, LaunchRequest, Left
 from gangline.launch.poll import process_runs, read_record
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.bootstrap import agent_zipapp
-from gangline.transport.transport import AGENT, Transport
+from gangline.transport.transport import AGENT, Transport, read_if_there
 
 OFFER = (AGENT, "foreground", "offer")
 LAUNCH = (AGENT, "foreground", "launch")
@@ -191,10 +191,8 @@ def _failure(launcher: JobLauncher, head: Transport) -> RunFailed | None:
     if record is None:
         return None
     code = int(record["returncode"])
-    try:
-        log = head.read(PurePath(launcher.folder, "launcher.log"))[-TAIL_BYTES:].decode(errors="replace").strip()
-    except FileNotFoundError:
-        log = ""
+    data = read_if_there(head, PurePath(launcher.folder, "launcher.log")) or b""
+    log = data[-TAIL_BYTES:].decode(errors="replace").strip()
     if code < 0:
         how = f"was killed by signal {-code}"
         fix = f"find out who ended it on {launcher.host} (a batch system, the kernel for want of memory)"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangline.runs.layout import RunLayout
-from gangline.runs.record_versions import Record, load_record
+from gangline.runs.record_versions import Record, load_if_there, load_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,4 @@ class Cluster(Record):
     @staticmethod
     def of_attempt(layout: RunLayout, number: int) -> Cluster:
         """The hosts of one attempt; until it has been written down, those of the run. Raises FileNotFoundError."""
-        try:
-            return load_record(layout.attempt_cluster(number), Cluster)
-        except FileNotFoundError:
-            return load_record(layout.cluster, Cluster)
+        return load_if_there(layout.attempt_cluster(number), Cluster) or load_record(layout.cluster, Cluster)

@@ -18,7 +18,7 @@ from typing import Any
 from gangline.errors import RunFailed
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
-from gangline.runs.record_versions import load_record, write_record
+from gangline.runs.record_versions import load_if_there, write_record
 from gangline.runs.state import AttemptOutcome, Phase, RunState, append_event
 from gangline.transport.transport import Transport
 
@@ -193,11 +193,8 @@ def compared(layout: RunLayout, attempt: int, records: Sequence[dict[str, Any]])
     from gangline.planner.outcome import compare, observe
     from gangline.planner.plan import Plan
 
-    try:
-        plan = load_record(layout.plan, Plan)
-        if plan.forecast is None:
-            return None
-    except FileNotFoundError:
+    plan = load_if_there(layout.plan, Plan)
+    if plan is None or plan.forecast is None:
         return None
     observed = observe(records, attempt=attempt, batch=plan.batch, num_ranks=len(plan.ranks))
     comparison = compare(plan, observed, run_id=layout.run_id, attempt=attempt)

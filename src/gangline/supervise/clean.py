@@ -74,10 +74,8 @@ def _finish(run: SupervisedRun, number: int, *, hosts: Collection[str] | None, e
 
 def _attempts(layout: RunLayout) -> range:
     """All attempts of a run."""
-    try:
-        return range(1, RunState.load(layout).attempt + 1)
-    except FileNotFoundError:
-        return range(0)
+    state = load_if_there(layout.state, RunState)
+    return range(1, state.attempt + 1) if state else range(0)
 
 
 def end_without_supervisor(run: SupervisedRun) -> None:

@@ -156,10 +156,9 @@ def _work_folder(place: CheckpointHost) -> Spot:
 
 def failures_of(layout: RunLayout, attempt: int) -> FailureJob | None:
     """The restart policy of the job, or of the user's own program; None: the first failure ends the run."""
-    try:
-        return Job.load(layout.job).failures
-    except FileNotFoundError:
-        again = _again(layout, int(_said(layout, attempt)["attempt"]))
+    if (job := load_if_there(layout.job, Job)) is not None:
+        return job.failures
+    again = _again(layout, int(_said(layout, attempt)["attempt"]))
     if again is None:
         return None
     return FailureJob(restarts=again.restarts, wait_s=COMMAND_WAIT_S, without=False, take_back=False)

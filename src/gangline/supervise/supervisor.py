@@ -33,7 +33,7 @@ from gangline.supervise.gang_control import GangControl, SupervisedRun, with_lef
 from gangline.supervise.gang_view import GangView, Statuses
 from gangline.supervise.liveness import EpochClaims
 from gangline.supervise.lost_hosts import Partition, find_partition
-from gangline.transport.transport import Transport
+from gangline.transport.transport import Transport, read_if_there
 
 # The orders to the host agents of an attempt, and their delivery.
 
@@ -153,7 +153,7 @@ class Committer:
     def _record(self, step: int) -> bytes | None:
         parts: dict[str, bytes] = {}
         for host, folder in self._folders.items():
-            part = self._read(host, part_folder(folder, step, host) / PART_FILE)
+            part = read_if_there(self._transports[host], part_folder(folder, step, host) / PART_FILE)
             if part is None:
                 return None
             parts[host] = part
@@ -164,16 +164,10 @@ class Committer:
 
     def _place(self, host: str, step: int, record: bytes) -> bool:
         path = step_folder(self._folders[host], step) / COMMIT_FILE
-        if self._read(host, path) == record:
+        if read_if_there(self._transports[host], path) == record:
             return False
         self._transports[host].write(path, record)
         return True
-
-    def _read(self, host: str, path: PurePath) -> bytes | None:
-        try:
-            return self._transports[host].read(path)
-        except FileNotFoundError:
-            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,3 +207,11 @@ class LineFeed:
         self._rest.clear()
         self._rest_characters = 0
         return line
+
+
+def read_if_there(transport: Transport, path: PurePath, *, limit: int = 1 << 22) -> bytes | None:
+    """As `Transport.read`, from the beginning; None where there is no such file."""
+    try:
+        return transport.read(path, limit=limit)
+    except FileNotFoundError:
+        return None
