@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 
 from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.runs.cluster import Cluster
+from gangline.runs.files import json_object
 from gangline.runs.layout import AGENT_NAMES, RunLayout
 from gangline.runs.record_versions import damaged
 from gangline.transport.transport import Transport
@@ -80,15 +80,8 @@ class JsonTail(Tail):
 
     def objects(self) -> list[dict[str, Any]]:
         """Objects completed since the last call, from at most 64 MiB at once."""
-        found: list[dict[str, Any]] = []
-        for line in self.lines(limit_bytes=AT_ONCE_BYTES):
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # cut off by a crash; the next attempt writes below it
-            if isinstance(value, dict):
-                found.append(value)
-        return found
+        values = map(json_object, self.lines(limit_bytes=AT_ONCE_BYTES))
+        return [value for value in values if value is not None]
 
 
 # The metrics of a run so far.
@@ -186,11 +179,7 @@ def last_step(transport: Transport, metrics: Path) -> dict[str, Any] | None:
     for line in Tail(transport, metrics).stream(limit_bytes=LIMIT_BYTES):
         if '"step_s"' in line:
             last = line
-    try:
-        record = json.loads(last or "null")
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
+    return json_object(last)
 
 
 def _console(host: str, transport: Transport, folder: Path) -> list[LogFile]:

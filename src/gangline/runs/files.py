@@ -50,6 +50,15 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """A line of JSON as an object; None for anything else, such as a line that a crash cut off."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` survive power loss."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -5,7 +5,6 @@ An error that one poll meets may be gone at the next one (docs/decisions/0010).
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from gangline.errors import RunFailed
 from gangline.runs.cluster import Cluster
+from gangline.runs.files import json_object
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_if_there, write_record
 from gangline.runs.state import AttemptOutcome, Phase, RunState, append_event
@@ -208,17 +208,8 @@ def last_records(head: Transport, path: PurePath) -> list[dict[str, Any]]:
     while len(data) < MOST_BYTES and (piece := head.read(path, offset=begin + len(data), limit=BLOCK_BYTES)):
         data += piece
     lines = data.split(b"\n")
-    values = map(_object, lines[1:] if begin else lines)  # the first line is incomplete
+    values = map(json_object, lines[1:] if begin else lines)  # the first line is incomplete
     return [value for value in values if value is not None]
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    """The object of a line; None for a line that a crash cut off."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _end(head: Transport, path: PurePath) -> int:

@@ -15,6 +15,7 @@ from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import LaunchRequest
 from gangline.launch.poll import outlives_agent
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import json_object
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import decode_record, load_record
 from gangline.runs.state import RunState, StopOrder, write_leave, write_order
@@ -221,11 +222,8 @@ def _run(remote: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes 
 
 
 def _last_words(result: CommandResult) -> dict[str, Any]:
-    try:
-        words = json.loads(result.stdout.strip().splitlines()[-1])
-    except NONSENSE:
-        return {}
-    return words if isinstance(words, dict) else {}
+    lines = result.stdout.strip().splitlines()
+    return (json_object(lines[-1]) if lines else None) or {}
 
 
 def _error_in(words: Mapping[str, Any], host: str) -> GanglineError | None:
