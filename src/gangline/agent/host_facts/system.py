@@ -11,10 +11,10 @@ import shlex
 import socket
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from gangline.agent.bounded import run, within
-from gangline.agent.host_files import read_link, read_text
+from gangline.agent.host_files import AnyPath, read_link, read_text
 
 NAME_S = 4.0
 """A name server that does not answer keeps us no longer."""
@@ -91,15 +91,10 @@ def memory_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") 
     they are taken off, as the kubelet does for its working set.
     """
     found = []
-    for line in (read_text(own) or "").splitlines():
-        number, controllers, group = [*line.split(":", 2), "", "", ""][:3]
-        if number == "0":
-            place, files = Path(root), ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            place = Path(root) / "memory"
+    for group, place, is_old in own_groups(Path(root), own):
+        files = ("memory.max", "memory.current", "inactive_file")
+        if is_old:
             files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
         # In a container the group is often named from outside and not there: then the top is our own.
         folder = place / group.strip("/")
         for above in [folder, *folder.parents]:
@@ -107,6 +102,16 @@ def memory_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") 
             if above == place:
                 break
     return [each for each in found if each is not None]
+
+
+def own_groups(root: Path, own: AnyPath) -> Iterator[Tuple[str, Path, bool]]:
+    """Control groups for memory that this process is in: name, the folder of their hierarchy, whether of version 1."""
+    for line in (read_text(own) or "").splitlines():
+        number, controllers, group = [*line.split(":", 2), "", "", ""][:3]
+        if number == "0":
+            yield group, root, False
+        elif "memory" in controllers.split(","):
+            yield group, root / "memory", True
 
 
 def _limit_and_use(folder: Path, limit: str, used: str, reclaimable: str) -> Optional[Tuple[int, int]]:

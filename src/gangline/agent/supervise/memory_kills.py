@@ -15,7 +15,7 @@ import signal
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from gangline.agent.host_facts.system import meminfo, memory_groups
+from gangline.agent.host_facts.system import meminfo, memory_groups, own_groups
 from gangline.agent.host_files import read_text
 
 KILLED = re.compile(r"\bKilled process (\d+)\b")
@@ -118,14 +118,8 @@ def _open_at_end(path: str) -> Optional[int]:
 
 def _group(root: Path, own: Path) -> Optional[Tuple[str, Path]]:
     """Our control group: its name, and the file that counts; of version 2, else 1."""
-    for line in (read_text(own) or "").splitlines():
-        number, controllers, name = [*line.split(":", 2), "", "", ""][:3]
-        if number == "0":
-            place, file = root, "memory.events"
-        elif "memory" in controllers.split(","):
-            place, file = root / "memory", "memory.oom_control"
-        else:
-            continue
+    for name, place, is_old in own_groups(root, own):
+        file = "memory.oom_control" if is_old else "memory.events"
         # in a container the group is often named from outside and not there: then the top is our own
         for folder in (place / name.strip("/"), place):
             if _killed_in(folder / file) is not None:
