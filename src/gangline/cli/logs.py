@@ -18,7 +18,7 @@ from gangline.control.user_command import require_job
 from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
 from gangline.report.follow import read_board
 from gangline.report.tail import LogFile, Tail, log_files
-from gangline.report.text_table import clean
+from gangline.report.text_table import clean, last_shown
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord
@@ -126,7 +126,7 @@ class _Lines:
                 continue
             prefix = f"{name}  " if len(self._tails) > 1 else ""
             try:
-                print_data(f"{prefix}{clean(_last_shown(line))}" for line in tail.stream())
+                print_data(f"{prefix}{clean(last_shown(line))}" for line in tail.stream())
             except HostKeyRefused:
                 raise
             except HostUnreachable as error:  # waiting for it would delay the lines of the others
@@ -155,11 +155,6 @@ def _cluster(layout: RunLayout, attempt: int) -> Cluster:
     names = {row["host"] for row in board["hosts"]} if board else set()
     hosts = tuple(host for host in cluster.hosts if host.name in names)
     return replace(cluster, hosts=hosts or cluster.hosts)
-
-
-def _last_shown(line: str) -> str:
-    """What a terminal would show in the end of a line that was written over, such as a progress bar."""
-    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def _show(run: RunHandle, lines: _Lines, *, follow: bool, stays: bool) -> None:

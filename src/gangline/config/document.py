@@ -230,12 +230,12 @@ class _Builder:
         merges: list[Node] = []
         for key, value in node.value:
             if str(key.tag) == f"{_TAG}merge":
-                merges.append(value)
+                merges += value.value if isinstance(value, SequenceNode) else [value]
             elif not isinstance(key, ScalarNode):
                 self._refuse(path, "a list or mapping as a key", "keys are plain words")
             else:
                 self._entry(values, key, value, path)
-        for parent in (parent for merge in merges for parent in _merged(merge)):
+        for parent in merges:
             self._merge(values, parent, path)
         return values
 
@@ -278,13 +278,6 @@ class _Builder:
     def _refuse(self, path: KeyPath, seen: str, fix: str) -> None:
         self.document.refused.add(path)
         self.document.add(path, seen=seen, expected="plain values, lists and mappings", fix=fix)
-
-
-def _merged(node: Node) -> Iterator[Node]:
-    if isinstance(node, SequenceNode):
-        yield from node.value
-    else:
-        yield node
 
 
 # Host keys written into a cluster file that people wrote: nothing else in it changes, not a space.

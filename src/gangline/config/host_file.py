@@ -94,16 +94,6 @@ def refuse_foreign_python(checked: Checked[Any], key: KeyPath, text: str, *, rea
         checked.report(key, seen=f"the text {quote(text)}", expected=PATTERNS[HOST_PROGRAM], fix=fix, reads=reads)
 
 
-def refuse_foreign_path(
-    checked: Checked[Any], key: KeyPath, text: str, *, fix: str, reads: tuple[KeyPath, ...]
-) -> None:
-    """Record a mistake for a path on another host that is relative, or that has what no path needs."""
-    if not _matches(HOST_PATH, text):
-        checked.report(key, seen=f"the text {quote(text)}", expected=PATTERNS[HOST_PATH], fix=fix, reads=reads)
-    else:
-        refuse_parents(checked, key, text)
-
-
 def _matches(pattern: str, text: str) -> bool:
     """`$` also matches before a last newline."""
     return re.search(pattern, text) is not None and "\n" not in text
@@ -212,10 +202,17 @@ def _workdir(checked: Checked[ClusterWords], index: int, *, around: Surroundings
     words = checked.words.hosts[index]
     if transport_of(words) == "local":
         return str(absolute(words.workdir, around.folder) if words.workdir else around.home / "hosts" / words.name)
-    if words.workdir is not None:
-        fix = f"write, for example, `workdir: {WORKDIR}`: this computer's folders are not there"
-        key: KeyPath = ("hosts", index, "workdir")
-        refuse_foreign_path(checked, key, words.workdir, fix=fix, reads=_decides_transport(checked, index))
+    key: KeyPath = ("hosts", index, "workdir")
+    if words.workdir is not None and not _matches(HOST_PATH, words.workdir):
+        checked.report(
+            key,
+            seen=f"the text {quote(words.workdir)}",
+            expected=PATTERNS[HOST_PATH],
+            fix=f"write, for example, `workdir: {WORKDIR}`: this computer's folders are not there",
+            reads=_decides_transport(checked, index),
+        )
+    elif words.workdir is not None:
+        refuse_parents(checked, key, words.workdir)
     return words.workdir or WORKDIR
 
 

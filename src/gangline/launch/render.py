@@ -44,7 +44,7 @@ def _part(
     master = LOOPBACK if cluster.is_one_machine else cluster.head.address
     stand_by = _stand_by(layout, gang, program)
     is_alone = stand_by is not None and program.alone
-    launcher = _alone(gang, host, folder=folder) if is_alone else _torchrun(cluster, gang, host, port=port)
+    launcher = _alone(gang, host, folder) if is_alone else _torchrun(cluster, gang, host, folder, port=port)
     if stand_by is not None:
         words: tuple[str, ...] = ("-m", "gangline.worker", "stand-by", str(folder / CONTROL), *stand_by.words)
     elif program.kind == "worker":
@@ -78,9 +78,8 @@ def _stand_by(layout: RunLayout, gang: Gang, program: Program) -> WarmPool | Non
     return WarmPool(rest_s=program.rest_s, words=_worker(layout, gang.attempt), world_size=gang.world_size)
 
 
-def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[str, ...]:
+def _torchrun(cluster: Cluster, gang: Gang, host: Host, folder: Path, *, port: int) -> tuple[str, ...]:
     one_machine = cluster.is_one_machine
-    attempt = RunLayout(Path(host.workdir), gang.run_id).attempt(gang.attempt)
     options: dict[str, object] = {
         "--nnodes": len(gang.hosts),
         "--nproc-per-node": gang.num_ranks(host.name),
@@ -91,12 +90,12 @@ def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[s
         "--master-addr": LOOPBACK if one_machine else cluster.head.address,
         "--master-port": port,
         "--local-addr": LOOPBACK if one_machine else host.address,
-        **_watching(attempt / host.name),
+        **_watching(folder),
     }
     return host.argv(*TORCHRUN, *_words(options))
 
 
-def _alone(gang: Gang, host: Host, *, folder: Path) -> tuple[str, ...]:
+def _alone(gang: Gang, host: Host, folder: Path) -> tuple[str, ...]:
     """A launcher without rendezvous; the loopback address avoids a look-up of the host's name."""
     options = {"--nnodes": 1, "--nproc-per-node": gang.num_ranks(host.name), "--local-addr": LOOPBACK}
     return host.argv(*TORCHRUN, "--standalone", *_words({**options, **_watching(folder)}))

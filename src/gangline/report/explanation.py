@@ -11,7 +11,7 @@ from typing import Any
 from gangline.diagnose.signatures import LEFT_OUT, LINE_CHARS, VERDICT, Sighting, recognise, without_verdict
 from gangline.errors import UsageError
 from gangline.report.run_history import Attempt, RankEnd, RunHistory, event_rows, next_step, rank0_rows
-from gangline.report.text_table import clean
+from gangline.report.text_table import clean, last_shown
 from gangline.units import listed
 
 LABEL = 9
@@ -291,7 +291,7 @@ def read_log(path: Path) -> LogReport:
         data, skipped_lines = _end_of(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read", seen=str(error.strerror), fix="name a log file, or a run") from error
-    lines = [_shown(line) for line in data.decode("utf-8", "replace").split("\n")]
+    lines = [clean(last_shown(line)) for line in data.decode("utf-8", "replace").split("\n")]
     text = "\n".join(lines)
     found = sorted(recognise(text), key=lambda sighting: sighting.is_echo)
     return LogReport(
@@ -351,11 +351,6 @@ def _sighting_lines(sighting: Sighting, skipped_lines: int) -> list[str]:
         f"  means  {sighting.means}",
         f"  fix    {sighting.fix}",
     ]
-
-
-def _shown(line: str) -> str:
-    """The visible end of a line with carriage returns. An escape sequence ends with its line."""
-    return clean(line.rstrip("\r").rpartition("\r")[2])
 
 
 def _end_of(path: Path) -> tuple[bytes, int]:

@@ -84,6 +84,11 @@ def clean(text: str, *, keep_newlines: bool = False) -> str:
     return text if keep_newlines else text.replace("\n", " ")
 
 
+def last_shown(line: str) -> str:
+    """What a terminal would show in the end of a line that was written over, such as a progress bar."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Left-aligned columns two spaces apart; texts are cleaned of control characters."""
     texts = [[clean(cell) for cell in row] for row in [header, *rows]]

@@ -96,10 +96,7 @@ class Cluster(Record):
 
     def host(self, name: str) -> Host:
         """The host of that name; raises KeyError."""
-        for host in self.hosts:
-            if host.name == name:
-                return host
-        raise KeyError(name)
+        return {host.name: host for host in self.hosts}[name]
 
     @staticmethod
     def of_attempt(layout: RunLayout, number: int) -> Cluster:

@@ -308,7 +308,8 @@ class StartFollower:
         """Take in the statuses; yields new events with their details."""
         if self.done and self.board.is_final:
             return
-        was_done, self.done = self.done, self._have_joined(statuses)
+        self.board.note(statuses)
+        was_done, self.done = self.done, self.board.stage is None
         if self.done:
             self._sentence = self._told = None
             if self.board.is_told and not was_done:
@@ -319,10 +320,6 @@ class StartFollower:
             if (news := self._news()) != self._told:
                 self._told = news
                 yield "waiting", {"what": self._sentence}
-
-    def _have_joined(self, statuses: Sequence[HostStatus]) -> bool:
-        self.board.note(statuses)
-        return self.board.stage is None
 
     def is_due(self) -> bool:
         """Whether board.json is a second old; a reader sees its time advance."""

@@ -6,9 +6,9 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from gangline.cli.logs import _last_shown
 from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.report.tail import log_files
+from gangline.report.text_table import last_shown
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.local import LocalTransport
 
@@ -57,5 +57,5 @@ def test_another_host_in_the_place_of_one_ends_it(tmp_path: Path) -> None:
 
 
 def test_of_a_progress_bar_the_end_is_shown() -> None:
-    assert _last_shown("loading:   0 %\rloading: 100 %") == "loading: 100 %"
-    assert _last_shown("a line of Windows\r") == "a line of Windows"
+    assert last_shown("loading:   0 %\rloading: 100 %") == "loading: 100 %"
+    assert last_shown("a line of Windows\r") == "a line of Windows"
