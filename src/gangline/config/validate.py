@@ -114,10 +114,6 @@ def _kind_words(schema: Schema, kind: Schema) -> str:
     return _TYPES[kind.get("type", "string")](schema, kind)
 
 
-def _text(_: Schema, fragment: Schema) -> str:
-    return PATTERNS.get(fragment.get("pattern", ""), "text")
-
-
 def _number(_: Schema, fragment: Schema) -> str:
     kind = "a whole number" if fragment["type"] == "integer" else "a number"
     low = [f"{word} {fragment[key]:g}" for key, word in _LOW.items() if key in fragment]
@@ -144,7 +140,7 @@ def _mapping(_: Schema, fragment: Schema) -> str:
 _LOW = {"minimum": "of at least", "exclusiveMinimum": "above"}
 _HIGH = {"maximum": "at most", "exclusiveMaximum": "below"}
 _TYPES = {
-    "string": _text,
+    "string": lambda _schema, fragment: PATTERNS.get(fragment.get("pattern", ""), "text"),
     "integer": _number,
     "number": _number,
     "boolean": lambda _schema, _fragment: "true or false",

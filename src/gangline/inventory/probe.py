@@ -41,6 +41,7 @@ from gangline.inventory.pairs import (
 )
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.decode import build, known_part
+from gangline.runs.files import json_object
 from gangline.transport.fanout import in_parallel
 from gangline.transport.transport import AGENT, Transport
 
@@ -196,11 +197,8 @@ class Listener:
         if self._over:
             raise _Enough
         now = time.time()
-        try:
-            said = json.loads(line)
-        except ValueError:  # noise of a login
-            return
-        if not isinstance(said, dict):
+        said = json_object(line)
+        if said is None:  # noise of a login
             return
         if "instance" in said:
             try:
@@ -370,10 +368,7 @@ def _who(token: str, address: str, port: int, timeout_s: float) -> dict[str, Any
             if not piece:
                 break
             answer += piece
-    with contextlib.suppress(ValueError):
-        words = json.loads(answer)
-        return words if isinstance(words, dict) else {}
-    return {}
+    return json_object(answer) or {}
 
 
 OPEN_S: Mapping[Tier, float] = {"quick": 45.0, "full": 90.0, "burn": 170.0}

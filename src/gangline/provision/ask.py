@@ -8,6 +8,7 @@ from typing import Any
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.runs.cluster import Host
+from gangline.runs.files import json_object
 from gangline.transport.transport import AGENT, CommandResult, Transport
 
 TIMEOUT_S = 7 * 86400.0
@@ -98,8 +99,8 @@ class _Talk:
 
     def hear(self, line: str) -> None:
         """Take the next line."""
-        record = _record(line)
-        if record is None:
+        record = json_object(line)
+        if record is None:  # a library printed something
             return
         if record.get("kind") == "result":
             self.result = record
@@ -107,14 +108,6 @@ class _Talk:
             self.error = record
         else:
             self._on_progress(record)
-
-
-def _record(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None  # a library printed something
-    return value if isinstance(value, dict) else None
 
 
 def _failed(host: str, what: str, result: CommandResult) -> RunFailed:

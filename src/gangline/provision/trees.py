@@ -16,6 +16,7 @@ from gangline.errors import HostUnreachable, RunFailed
 from gangline.provision.ask import TIMEOUT_S, ask_agent
 from gangline.provision.tell import SILENT, Console, shown
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import json_object
 from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout, new_id
 from gangline.runs.record_versions import encode_record, write_record
@@ -271,11 +272,7 @@ def _lines_of_ranks(data: bytes) -> list[bytes]:
 
 
 def _is_supervisors(line: bytes) -> bool:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(record, dict) and record.get("source") == "supervisor"
+    return (json_object(line) or {}).get("source") == "supervisor"
 
 
 def _add_lines(lines: list[bytes], target: Path, transport: Transport) -> None:
