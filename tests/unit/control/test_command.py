@@ -16,6 +16,7 @@ from gangline.launch.program import Again, StallWatch
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
+from tests.recorded import RECORDED
 
 CLUSTER = Cluster(name="c", hosts=(Host(name="pc1", workdir="/w", python="/p", slots=2),))
 
@@ -90,3 +91,11 @@ def test_a_request_from_before_there_was_a_choice_asks_for_nothing() -> None:
     request = DirectBackend(num_cpus=1).render(CLUSTER, gang(1), port=29511).to_json()
     del request["stall"]
     assert LaunchRequest.from_json(request).stall is None
+
+
+def test_a_recorded_run_says_in_the_old_word_that_a_stall_is_reported() -> None:
+    layout = RunLayout(RECORDED / "command-finished", "bright-seal-4")
+    record, request = CommandRecord.of(layout), LaunchRequest.load(layout.request(1))
+    assert '"on_stall": "tell"' in layout.command.read_text()
+    assert record is not None
+    assert record.stall == request.stall == StallWatch(after_s=600.0, action="report", can_resume=False)
