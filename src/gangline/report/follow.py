@@ -79,9 +79,8 @@ _REACHED = {
     "port": "connected",
     "python": "ranks started",
     "torch": "torch imported",
-    "joined": "joined",
 }
-"""Stage -> words for a host that has reached it."""
+"""Stage -> words for a host that has reached it, where they differ from its name."""
 
 
 def _stage(row: Mapping[str, Any], order: Sequence[str]) -> str:

@@ -386,7 +386,6 @@ _NAMES = {
     "save-failed": "a save failed",
     "step-skipped": "step skipped: not finite",
     "host-left-out": "left out",
-    "replicas-differ": "replicas differ",
 }
 """Event -> its words on the screen, where they differ from its name."""
 
