@@ -85,7 +85,7 @@ def inside(host: LabHost, path: Path) -> Path:
     return Path("/proc", str(host.pid), "root", path.relative_to("/"))
 
 
-class Room(OwnWorld):
+class MemoryFit(OwnWorld):
     """A run on three hosts whose power can fail."""
 
     def power_fails(self) -> dict[str, Kept]:
@@ -147,7 +147,7 @@ def done_steps(kept: dict[str, Kept], folder: str) -> dict[int, Line]:
 class Loss:
     """One loss of power, and what becomes of the run."""
 
-    def __init__(self, world: Room, kind: str) -> None:
+    def __init__(self, world: MemoryFit, kind: str) -> None:
         self.world = world
         self.kind = kind
         self.wrong: list[str] = []
@@ -239,7 +239,7 @@ def measure(numbers: Sequence[int], arguments: argparse.Namespace, *, model: Pat
     queue = sorted(numbers, key=lambda number: (kind_of(number) != "head", number))
     while queue and time.monotonic() < deadline:
         keep = keep_of(queue[0])
-        with Room(model, keep=keep, seed=f"{arguments.seed} {queue[0]}") as world:
+        with MemoryFit(model, keep=keep, seed=f"{arguments.seed} {queue[0]}") as world:
             begun = time.monotonic()
             while queue and keep_of(queue[0]) == keep and time.monotonic() < min(deadline, begun + 2700):
                 number = queue.pop(0)
@@ -254,14 +254,14 @@ def measure(numbers: Sequence[int], arguments: argparse.Namespace, *, model: Pat
                     break  # the next one shall not suffer from it
 
 
-def _play(world: Room, kind: str) -> Line:
+def _play(world: MemoryFit, kind: str) -> Line:
     try:
         return Loss(world, kind).play()
     except (NotBack, AssertionError, LabFailed, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
         return {"wrong": [f"{type(error).__name__}: {error}"]}
 
 
-def _keep_evidence(world: Room, folder: Path) -> None:
+def _keep_evidence(world: MemoryFit, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError, LabFailed, subprocess.SubprocessError):
         world.save_evidence(folder)

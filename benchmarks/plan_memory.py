@@ -24,8 +24,8 @@ from tests.unit.planner.foreign import predicted
 from tests.unit.planner.rows import (
     ALLOCATED,
     HELD_OUT,
+    Choice,
     Row,
-    Verdict,
     anchor_rows,
     public_rows,
     split_of,
@@ -111,14 +111,14 @@ def calls() -> list[Call]:
     return [_call(each) for each in verdicts() if each.complete and each.seq_len and each.strategy in KINDS]
 
 
-def _call(verdict: Verdict) -> Call:
-    memory = predicted(verdict)
+def _call(choice: Choice) -> Call:
+    memory = predicted(choice)
     return Call(
-        run=verdict.run,
-        half=split_of(verdict.run),
-        outcome=verdict.outcome,
-        chance=memory.fits(verdict.card_bytes),
-        part=memory.process.likely / verdict.card_bytes,
+        run=choice.run,
+        half=split_of(choice.run),
+        outcome=choice.outcome,
+        chance=memory.fits(choice.card_bytes),
+        part=memory.process.likely / choice.card_bytes,
     )
 
 

@@ -75,19 +75,19 @@ def main() -> int:
 
 def alone(order: Order, rank: int) -> Found:
     """This machine on its own, with the whole batch: no exchange."""
-    return _looped(order, rank, setup=setup_of(order, shares=[order["batch"]], moving=False), seat=0)
+    return _looped(order, rank, setup=setup_of(order, shares=[order["batch"]], moving=False), placement=0)
 
 
 def gangline(order: Order, rank: int) -> Found:
     """The trainer as it is: shares measured at the start and moved, buckets of its own choice."""
-    return _looped(order, rank, setup=setup_of(order, shares=[1] * len(FACTORS), moving=True), seat=rank)
+    return _looped(order, rank, setup=setup_of(order, shares=[1] * len(FACTORS), moving=True), placement=rank)
 
 
-def _looped(order: Order, rank: int, *, setup: Setup, seat: int) -> Found:
-    session, rows, _ = build(setup, seat, factor=factor_of(order, rank))
+def _looped(order: Order, rank: int, *, setup: Setup, placement: int) -> Found:
+    session, rows, _ = build(setup, placement, factor=factor_of(order, rank))
     notes = Notes()
     began_s = time.perf_counter()
-    outlets = RunIO(recorder=notes if seat == 0 else None, saver=None, stop=StopFlag())  # type: ignore[arg-type]
+    outlets = RunIO(recorder=notes if placement == 0 else None, saver=None, stop=StopFlag())  # type: ignore[arg-type]
     Loop(session, outlets, TrainingProgress()).run()
     return {
         "ends_s": [end_s - began_s for end_s in notes.ends_s],

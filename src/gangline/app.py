@@ -185,7 +185,7 @@ def _startable(job: Job, cluster: Cluster, context: Context, *, force: bool) -> 
     """The decision; raises what stops the start: a finding, or a plan that is too slow."""
     decision = decide(job, cluster, context)
     require(decision.findings)
-    require_startable(decision.job, decision.outlook, force=force)
+    require_startable(decision.job, decision.job_forecast, force=force)
     return decision
 
 

@@ -21,7 +21,7 @@ from gangline.plugins import find_plugins, package_digest, package_files, packag
 from gangline.strategies.table import STRATEGIES
 from tests.packages import EXAMPLES, install_examples, installed, make_package
 from tests.unit.checks.machines import cluster, cpu_only, host, inventory
-from tests.unit.planner.worlds import question, world
+from tests.unit.planner.worlds import query, world
 
 JOB = "model: ./llama\ndata: {train: rows.jsonl, format: turns}\nbatch: 8\n"
 
@@ -110,19 +110,19 @@ def test_a_strategy_is_named_in_a_job_planned_and_nobody_else_takes_it(plugged, 
     job = load(folder, JOB, "strategy=averaging")
     assert job.strategy.kind == "averaging"
     assert job.plugins == {"gangline-turns": "0.1", "gangline-averaging": "0.1"}
-    free = question("meta-llama/Llama-3.2-1B", method="full")
+    free = query("meta-llama/Llama-3.2-1B", method="full")
     asked = dataclasses.replace(free, strategy=job.strategy)
-    verdict = decide(asked, world("a100-80gb,a100-80gb"))
-    assert verdict.runnable is not None
-    assert (verdict.runnable.strategy.kind, verdict.runnable.is_exact) == ("averaging", False)
-    (weights,) = verdict.runnable.traffic.exchanges
+    choice = decide(asked, world("a100-80gb,a100-80gb"))
+    assert choice.runnable is not None
+    assert (choice.runnable.strategy.kind, choice.runnable.is_exact) == ("averaging", False)
+    (weights,) = choice.runnable.traffic.exchanges
     assert weights.num_bytes == 4 * asked.architecture.num_parameters
-    assert any("then weights are averaged" in line for line in report(verdict, Length(None), width=400))
-    plan = make_plan(job, cluster(host("pc1"), host("pc2")), option=verdict.runnable)
+    assert any("then weights are averaged" in line for line in report(choice, Length(None), width=400))
+    plan = make_plan(job, cluster(host("pc1"), host("pc2")), candidate=choice.runnable)
     assert (plan.strategy, plan.moving_shares) == ("averaging", False)
     assert plan.gang("calm-otter-7", 1).strategy == "averaging"
     auto = decide(free, world("a100-80gb,a100-80gb"))
-    assert "averaging" not in {option.strategy.kind for option in auto.by_kind}
+    assert "averaging" not in {candidate.strategy.kind for candidate in auto.by_kind}
 
 
 @pytest.mark.parametrize(

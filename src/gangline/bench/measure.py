@@ -11,7 +11,7 @@ from gangline.bench.torchrun import BenchHosts
 from gangline.checks.judge import require
 from gangline.context import REAL, Context, Dependencies, StartOptions, load, load_cluster, reached
 from gangline.control.equip import claim, equip
-from gangline.decide.forecast import Outlook, count_architecture, foresee_job, require_startable, training_of
+from gangline.decide.forecast import JobForecast, count_architecture, forecast_job, require_startable, training_of
 from gangline.decide.hosts import world_of
 from gangline.decide.inspect import InspectOptions, InspectResult, inspect
 from gangline.errors import ModelError, UsageError
@@ -82,16 +82,16 @@ def _require_several(cluster: Cluster) -> None:
 
 def _task(job: Job, inspection: InspectResult, context: Context) -> Task:
     """The job with the ranks and shares that a run would have."""
-    outlook, _ = _foreseen(job, inspection, context)
-    if outlook.runnable is None:
-        require_startable(job, outlook)
-    job = outlook.settled(job)
+    job_forecast, _ = _foreseen(job, inspection, context)
+    if job_forecast.runnable is None:
+        require_startable(job, job_forecast)
+    job = job_forecast.settled(job)
     _require_work(job, inspection.cluster)
     gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in inspection.inventory.hosts}
-    plan = make_plan(job, inspection.cluster, gpus, option=outlook.runnable)
+    plan = make_plan(job, inspection.cluster, gpus, candidate=job_forecast.runnable)
     _require_whole(plan.strategy)
-    assert outlook.config is not None
-    return Task(job=job, config=outlook.config, ranks=plan.gang("bench-scaling", 1))
+    assert job_forecast.config is not None
+    return Task(job=job, config=job_forecast.config, ranks=plan.gang("bench-scaling", 1))
 
 
 def _require_whole(strategy: str) -> None:
@@ -128,31 +128,31 @@ def _hosts(inspection: InspectResult, cluster: Cluster, context: Context, *, job
 
 def _work(job: Job, inspection: InspectResult, context: Context) -> Work:
     """What is measured: the job, with what it leaves open as a plan would decide it now, on two of its layers."""
-    outlook, world = _foreseen(job, inspection, context)
-    assert outlook.verdict is not None
-    assert outlook.config is not None
-    job = outlook.settled(job)
-    config = shallow_config(outlook.config)
+    job_forecast, world = _foreseen(job, inspection, context)
+    assert job_forecast.choice is not None
+    assert job_forecast.config is not None
+    job = job_forecast.settled(job)
+    config = shallow_config(job_forecast.config)
     return Work(
         job=job,
         training=training_of(job, world),
-        whole=outlook.verdict.question.architecture,
+        whole=job_forecast.choice.query.architecture,
         copy=_shape(config, context),
         copy_config=config,
     )
 
 
-def _foreseen(job: Job, inspection: InspectResult, context: Context) -> tuple[Outlook, PlannedCluster]:
+def _foreseen(job: Job, inspection: InspectResult, context: Context) -> tuple[JobForecast, PlannedCluster]:
     """What a plan would decide, which needs the shape of the model; raises ModelError where that is not known."""
     world = world_of(inspection.cluster, inspection.inventory, context.home)
-    outlook = foresee_job(job, world, context)
-    if outlook.verdict is None or outlook.config is None:
-        raise outlook.error or ModelError(
+    job_forecast = forecast_job(job, world, context)
+    if job_forecast.choice is None or job_forecast.config is None:
+        raise job_forecast.error or ModelError(
             "nothing can be measured without the shape of the model",
-            seen=outlook.unknown,
+            seen=job_forecast.unknown,
             fix="put the model's config.json into a folder, and name it: model: FOLDER",
         )
-    return outlook, world
+    return job_forecast, world
 
 
 def _shape(config: dict[str, object], context: Context) -> Architecture:

@@ -11,7 +11,7 @@ from gangline.checks.judge import require
 from gangline.cli.options import AsJson, ClusterFile, JobFile, Overrides, option
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.context import REAL, Context, StartOptions, cluster_file, default_home
-from gangline.decide.what_if import WhatIf, foretell, plan_json, plan_lines, require_fit, trace
+from gangline.decide.what_if import WhatIf, plan_json, plan_lines, predict, require_fit, trace
 from gangline.errors import UsageError
 from gangline.planner.training import STACKS
 from gangline.report.live import terminal_width
@@ -51,18 +51,18 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
         raise UsageError("there are no commands for machines that are not there", fix="leave --commands out")
     console = Terminal(quiet=True)
     try:
-        foretold = foretell(start, what_if, console=console)
+        prediction = predict(start, what_if, console=console)
         context = Context(transports={}, home=home, console=console, deps=REAL)
-        traced = trace(foretold, context) if with_trace else []
+        traced = trace(prediction, context) if with_trace else []
     finally:
         console.clear()
     if as_json:
-        lines = app.rehearse(start, console=console) if commands and foretold.can_start else None
-        print_json({**plan_json(foretold, traced), "commands": lines})
+        lines = app.rehearse(start, console=console) if commands and prediction.can_start else None
+        print_json({**plan_json(prediction, traced), "commands": lines})
     else:
-        print_data(plan_lines(foretold, traced, home=home, why=why, width=terminal_width()))
-    require_fit(foretold)
-    if foretold.decision is not None:
-        require(foretold.decision.findings)
+        print_data(plan_lines(prediction, traced, home=home, why=why, width=terminal_width()))
+    require_fit(prediction)
+    if prediction.decision is not None:
+        require(prediction.decision.findings)
     if commands and not as_json:
         print_data(app.rehearse(start, console=console))

@@ -7,7 +7,7 @@ from typing import Any
 
 from gangline.checks.rules import Finding
 from gangline.context import Context
-from gangline.decide.forecast import Outlook, foresee_job
+from gangline.decide.forecast import JobForecast, forecast_job
 from gangline.decide.hosts import refit_profiles, world_of
 from gangline.decide.inspect import START, InspectResult, inspect
 from gangline.inventory.facts import Inventory
@@ -28,7 +28,7 @@ class Decision:
     inspection: InspectResult
     plan: Plan
     world: PlannedCluster
-    outlook: Outlook
+    job_forecast: JobForecast
 
     @property
     def inventory(self) -> Inventory:
@@ -53,17 +53,19 @@ def decide(job: Job, cluster: Cluster, context: Context) -> Decision:
     inspection = inspect(cluster, START, context, silent=True)
     refit_profiles(context.home, context.console)
     world = world_of(cluster, inspection.inventory, context.home)
-    outlook = foresee_job(job, world, context)
-    job = outlook.settled(job)
+    job_forecast = forecast_job(job, world, context)
+    job = job_forecast.settled(job)
     gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in inspection.inventory.hosts}
     drafted = make_plan(
         job,
         cluster,
         gpus,
-        option=outlook.runnable,
-        divides=outlook.divides,
-        notes=outlook.dated(inspection.inventory) if outlook.runnable else (),
+        candidate=job_forecast.runnable,
+        divides=job_forecast.divides,
+        notes=job_forecast.dated(inspection.inventory) if job_forecast.runnable else (),
     )
     for line in (*explain(drafted), *(line for finding in inspection.findings for line in finding.lines())):
         context.console.report(line)
-    return Decision(job=job, cluster=cluster, inspection=inspection, plan=drafted, world=world, outlook=outlook)
+    return Decision(
+        job=job, cluster=cluster, inspection=inspection, plan=drafted, world=world, job_forecast=job_forecast
+    )

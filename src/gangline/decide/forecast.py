@@ -18,10 +18,10 @@ from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.measured import keep
 from gangline.planner.architecture import Architecture, Layer, Linear
+from gangline.planner.candidate import Candidate, PlanQuery, builds_method, lacking
 from gangline.planner.config import UnknownArchitecture, read_architecture, unpackable
-from gangline.planner.decision import Suggestion, Verdict, decide, ways_out
+from gangline.planner.decision import Choice, Suggestion, decide, ways_out
 from gangline.planner.machines import PlannedCluster
-from gangline.planner.option import Option, Question, builds_method, lacking
 from gangline.planner.report import fastest_of_fewer, ways_lines
 from gangline.planner.training import GANGLINE, GANGLINE_CPU, Number, SoftwareStack, Training
 from gangline.runs.cluster import Host
@@ -115,7 +115,7 @@ def require_cards(job: Job, world: PlannedCluster) -> None:
     if not parts and not job.activation_offloading:
         return
     key = "strategy.offload" if parts else "activation_offloading"
-    if all(seat.gpu is None for seat in world.seats):
+    if all(placement.gpu is None for placement in world.placements):
         raise UsageError(
             f"{key}: nothing can be offloaded to host memory",
             seen="no rank has a GPU, so everything is in host memory already",
@@ -123,14 +123,14 @@ def require_cards(job: Job, world: PlannedCluster) -> None:
         )
 
 
-def require_ram(option: Option | None) -> None:
+def require_ram(candidate: Candidate | None) -> None:
     """Raise UsageError where what is moved does not fit into the memory of a machine."""
-    if option is None:
+    if candidate is None:
         return
     wanted: dict[str, int] = {}
-    free = {need.seat.host: need.seat.ram_bytes for need in option.needs}
-    for need in option.needs:
-        wanted[need.seat.host] = wanted.get(need.seat.host, 0) + need.memory.offloaded_bytes
+    free = {need.placement.host: need.placement.ram_bytes for need in candidate.needs}
+    for need in candidate.needs:
+        wanted[need.placement.host] = wanted.get(need.placement.host, 0) + need.memory.offloaded_bytes
     for host, num_bytes in wanted.items():
         room = free[host]
         if num_bytes and room is not None and num_bytes > MOST * room:
@@ -266,10 +266,10 @@ GUESSED = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class JobForecast:
     """What is foreseen, or why nothing is."""
 
-    verdict: Verdict | None = None
+    choice: Choice | None = None
     config: dict[str, Any] | None = None
     unknown: str = ""
     """Why there is no verdict, in words."""
@@ -281,34 +281,34 @@ class Outlook:
     """On how many it is to run."""
 
     @property
-    def runnable(self) -> Option | None:
+    def runnable(self) -> Candidate | None:
         """What gangline's own trainer would do."""
-        return None if self.verdict is None else self.verdict.runnable
+        return None if self.choice is None else self.choice.runnable
 
     @property
     def divides(self) -> str:
         """Why this batch, or what is bad about it, in words; empty where there is nothing to say."""
-        dividing = None if self.verdict is None else self.verdict.dividing
+        dividing = None if self.choice is None else self.choice.dividing
         return "" if dividing is None else dividing.words
 
     def dated(self, inventory: Inventory) -> list[str]:
         """What was measured under another driver or torch than hosts have now, of what the forecast rests on."""
-        option = self.runnable or (None if self.verdict is None else self.verdict.best)
-        if option is None or self.speeds is None:
+        candidate = self.runnable or (None if self.choice is None else self.choice.best)
+        if candidate is None or self.speeds is None:
             return []
-        return self.speeds.dated([need.seat for need in option.needs], option.training, inventory)
+        return self.speeds.dated([need.placement for need in candidate.needs], candidate.training, inventory)
 
     def settled(self, job: Job) -> Job:
         """The job with everything decided that it leaves open."""
-        option = None if self.verdict is None else self.verdict.runnable or self.verdict.best
+        candidate = None if self.choice is None else self.choice.runnable or self.choice.best
         job = self.with_batch(job)
-        if option is None or not job.open:
+        if candidate is None or not job.open:
             return dataclasses.replace(job, open=())
         return dataclasses.replace(
             job,
-            micro_batch=option.training.micro_batch,
-            activation_checkpointing=option.training.checkpointing,
-            exchange="bf16" if option.training.exchange == "bf16" else "fp32",
+            micro_batch=candidate.training.micro_batch,
+            activation_checkpointing=candidate.training.checkpointing,
+            exchange="bf16" if candidate.training.exchange == "bf16" else "fp32",
             open=(),
         )
 
@@ -317,11 +317,11 @@ class Outlook:
         if "batch" not in job.open:
             return job
         wished = job.micro_batch * whole_count(job.batch, job.micro_batch)
-        batch = wished if self.verdict is None else self.verdict.question.batch
+        batch = wished if self.choice is None else self.choice.query.batch
         return dataclasses.replace(job, batch=batch, open=tuple(key for key in job.open if key != "batch"))
 
 
-def foresee_job(job: Job, world: PlannedCluster, context: Context, *, stack: SoftwareStack = GANGLINE) -> Outlook:
+def forecast_job(job: Job, world: PlannedCluster, context: Context, *, stack: SoftwareStack = GANGLINE) -> JobForecast:
     """Weigh every way to run the job on these machines.
 
     Raises UsageError for a pipeline of more ranks than layers, for pipelines of unlike numbers of ranks, for tp on
@@ -331,25 +331,25 @@ def foresee_job(job: Job, world: PlannedCluster, context: Context, *, stack: Sof
     _require_formats(job, world)
     _require_ranks(job, world)
     require_cards(job, world)
-    outlook = dataclasses.replace(_foreseen(job, world, context, stack=stack), num_ranks=len(world.seats))
-    require_ram(outlook.runnable)
-    return outlook
+    job_forecast = dataclasses.replace(_foreseen(job, world, context, stack=stack), num_ranks=len(world.placements))
+    require_ram(job_forecast.runnable)
+    return job_forecast
 
 
-def _foreseen(job: Job, world: PlannedCluster, context: Context, *, stack: SoftwareStack) -> Outlook:
+def _foreseen(job: Job, world: PlannedCluster, context: Context, *, stack: SoftwareStack) -> JobForecast:
     try:
         config = find_config(job, context.deps.variables)
     except ModelError as error:
         return _unknown(error)
     if config is None:
-        return Outlook(unknown=f"memory and time are unknown: {shape_unknown(job.model.path)}")
+        return JobForecast(unknown=f"memory and time are unknown: {shape_unknown(job.model.path)}")
     try:
         architecture = _architecture(config, context)
     except ModelError as error:
         return _unknown(error)
-    _require_layers(job, architecture.num_layers, num_ranks=len(world.seats))
+    _require_layers(job, architecture.num_layers, num_ranks=len(world.placements))
     speeds = SpeedTable(architecture=architecture, home=context.home)
-    question = Question(
+    query = PlanQuery(
         architecture=architecture,
         training=training_of(job, world, stack=stack),
         batch=job.batch,
@@ -358,21 +358,23 @@ def _foreseen(job: Job, world: PlannedCluster, context: Context, *, stack: Softw
         strategy=job.strategy,
     )
     try:
-        verdict = decide(question, world)
+        choice = decide(query, world)
     except ModelError as error:  # adapters that find no place, by the names that the closed form knows
         return _unknown(error)
-    return Outlook(verdict=verdict, config=config, speeds=speeds)
+    return JobForecast(choice=choice, config=config, speeds=speeds)
 
 
-def _unknown(error: ModelError) -> Outlook:
-    return Outlook(unknown=f"memory and time are unknown: {error.what}; {error.seen}", error=error)
+def _unknown(error: ModelError) -> JobForecast:
+    return JobForecast(unknown=f"memory and time are unknown: {error.what}; {error.seen}", error=error)
 
 
 def _require_formats(job: Job, world: PlannedCluster) -> None:
     """Only here it is known that `precision: auto` is fp16."""
     if job.parameters != "compute" or _compute(job, world) != "fp16":
         return
-    cards = dict.fromkeys(seat.label for seat in world.seats if seat.spec is not None and not seat.spec.bf16)
+    cards = dict.fromkeys(
+        placement.label for placement in world.placements if placement.spec is not None and not placement.spec.bf16
+    )
     why = f"{', '.join(cards)} cannot compute in bf16, so all GPUs compute in fp16"
     raise UsageError(
         "precision.parameters: fp16 weights cannot be trained",
@@ -387,7 +389,7 @@ def _require_ranks(job: Job, world: PlannedCluster) -> None:
     half = _half_of(job)
     if half is None:
         return
-    ranks = {host: len(world.seats_of(host)) for host in world.hosts}
+    ranks = {host: len(world.placements_of(host)) for host in world.hosts}
     asked = Asked(method=job.method.kind, offload=job.strategy.offload, replicas=job.strategy.replicas)
     _refuse(next(half.machine_violations(asked, Machines(ranks=ranks, sharing=world.crowded)), None))
 
@@ -420,7 +422,7 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
     """What a rank computes, as the job says."""
     compute = _compute(job, world)
     trained: Number = compute if compute == "fp64" or job.parameters == "compute" else "fp32"
-    if stack == GANGLINE and any(seat.gpu is None for seat in world.seats):
+    if stack == GANGLINE and any(placement.gpu is None for placement in world.placements):
         stack = GANGLINE_CPU
     attention = "eager" if job.model.attention == "eager" else stack.attention
     return Training(
@@ -446,142 +448,146 @@ def _compute(job: Job, world: PlannedCluster) -> Number:
     """As the ranks will agree on: what the least able of them can do well."""
     if job.precision != "auto":
         return job.precision
-    if any(seat.gpu is None for seat in world.seats):
+    if any(placement.gpu is None for placement in world.placements):
         return "fp32"
-    return "bf16" if all(seat.spec is None or seat.spec.bf16 for seat in world.seats) else "fp16"
+    return "bf16" if all(placement.spec is None or placement.spec.bf16 for placement in world.placements) else "fp16"
 
 
-def ways_of(outlook: Outlook) -> list[Suggestion]:
+def ways_of(job_forecast: JobForecast) -> list[Suggestion]:
     """What would make it fit; empty where it fits."""
-    verdict = outlook.verdict
-    if verdict is None or verdict.best is not None:
+    choice = job_forecast.choice
+    if choice is None or choice.best is not None:
         return []
-    return ways_out(verdict.question, verdict.world)
+    return ways_out(choice.query, choice.world)
 
 
 DEAR = 0.5
 """Of a step that waits for weights of other machines: more is taken only where the job asks for it."""
 
 
-def require_startable(job: Job, outlook: Outlook, *, force: bool = False) -> None:
+def require_startable(job: Job, job_forecast: JobForecast, *, force: bool = False) -> None:
     """Raise where gangline's own trainer cannot do the job, or has no room for it.
 
     UsageError for what is not built yet, DoesNotFit where memory is short, one machine alone is faster, or most of a
     step would be waiting for weights. force: start what is only slow.
     """
-    verdict = outlook.verdict
-    if verdict is None:
-        _require_layers(job, None, num_ranks=outlook.num_ranks, unknown=outlook.unknown)
+    choice = job_forecast.choice
+    if choice is None:
+        _require_layers(job, None, num_ranks=job_forecast.num_ranks, unknown=job_forecast.unknown)
         return
-    _require_method(verdict.question)
-    _require_bf16(verdict)
-    if verdict.runnable is None:
-        _require_way(verdict)
-        _refuse_size(verdict)
+    _require_method(choice.query)
+    _require_bf16(choice)
+    if choice.runnable is None:
+        _require_way(choice)
+        _refuse_size(choice)
     if force:
         return
-    if all(seat.weight is None for seat in verdict.world.seats):
-        _refuse_slowness(verdict)
+    if all(placement.weight is None for placement in choice.world.placements):
+        _refuse_slowness(choice)
     if job.strategy.kind == AUTO:
-        _refuse_price(verdict)
+        _refuse_price(choice)
 
 
-def _require_way(verdict: Verdict) -> None:
+def _require_way(choice: Choice) -> None:
     """The strategy that the job asks for goes with what else it asks for."""
-    asked, option = verdict.question.strategy.kind, next(iter(verdict.by_kind), None)
-    if asked == AUTO or option is None or any(each.is_built for each in verdict.by_kind):
+    asked, candidate = choice.query.strategy.kind, next(iter(choice.by_kind), None)
+    if asked == AUTO or candidate is None or any(each.is_built for each in choice.by_kind):
         return
-    missing = lacking(option.strategy, option.training, option.architecture)
+    missing = lacking(candidate.strategy, candidate.training, candidate.architecture)
     assert missing is not None  # the job asks for it
     raise UsageError(f"strategy: gangline train cannot do {missing.what}", seen=missing.seen, fix=missing.fix)
 
 
-def _require_method(question: Question) -> None:
-    if builds_method(question.training, question.architecture):
+def _require_method(query: PlanQuery) -> None:
+    if builds_method(query.training, query.architecture):
         return
-    experts, total = question.architecture.expert_weights, question.architecture.num_parameters
+    experts, total = query.architecture.expert_weights, query.architecture.num_parameters
     model = "a mixture of experts" if experts else "this model"
-    seen = f"its layers have {unpackable(question.architecture)} ({question.architecture.model_type})"
+    seen = f"its layers have {unpackable(query.architecture)} ({query.architecture.model_type})"
     if experts:
         seen = f"its experts are tensors of three dimensions, {100 * experts / total:.0f} % of its weights"
     raise UsageError(
-        f"method: gangline train cannot do {question.training.method} with {model}",
+        f"method: gangline train cannot do {query.training.method} with {model}",
         seen=f"{seen}, which would stay as they are",
         fix="write method: lora, with strategy: hsdp or fsdp if no device holds the model",
     )
 
 
-def _require_bf16(verdict: Verdict) -> None:
+def _require_bf16(choice: Choice) -> None:
     """A job that names bf16 gets no other format; of cards that the catalogue does not have ranks find it out."""
-    seats = [seat for seat in verdict.world.seats if seat.spec is not None and not seat.spec.bf16]
-    if verdict.question.training.compute != "bf16" or not seats:
+    placements = [
+        placement for placement in choice.world.placements if placement.spec is not None and not placement.spec.bf16
+    ]
+    if choice.query.training.compute != "bf16" or not placements:
         return
+    cards = dict.fromkeys(placement.label for placement in placements)
+    hosts = list(dict.fromkeys(placement.host for placement in placements))
     raise UsageError(
-        f"precision.compute: {', '.join(dict.fromkeys(seat.label for seat in seats))} cannot compute in bf16",
-        seen=f"compute: bf16, and such a card in {', '.join(list(dict.fromkeys(seat.host for seat in seats))[:8])}",
+        f"precision.compute: {', '.join(cards)} cannot compute in bf16",
+        seen=f"compute: bf16, and such a card in {', '.join(hosts[:8])}",
         fix="write precision: auto (all cards then use fp16 with a loss scale) or fp32",
     )
 
 
-def _refuse_size(verdict: Verdict) -> None:
-    built = next((option for option in verdict.by_kind if option.is_built), None)
+def _refuse_size(choice: Choice) -> None:
+    built = next((candidate for candidate in choice.by_kind if candidate.is_built), None)
     if built is None:
         return
     need = built.tightest
     cut = built.strategy.half.layers == "staged"  # for this memory: without an option nobody knows how
-    if not cut and need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
+    if not cut and need.placement.gpu is None and need.memory.allocated_bytes <= (need.placement.free_bytes or 0):
         return  # what a process shares with others, and what may be swapped, is not known well enough
-    better, best, optimizer = "", verdict.best, verdict.question.training.optimizer
+    better, best, optimizer = "", choice.best, choice.query.training.optimizer
     if best is not None and (package := best.strategy.half.capabilities.package):
         better = f"; strategy: {best.strategy.kind} would fit, by {package}"
     elif best is not None:
         better = f"; {best.strategy.kind} would fit, but gangline train does not support it"
         better += " yet" if optimizer == "adamw" else f" with optimizer.kind: {optimizer}"
     # each rank that shares a card has a part of its memory, and of what divides a model nothing is done there
-    crowded = ", ".join(verdict.world.crowded[:8])
+    crowded = ", ".join(choice.world.crowded[:8])
     fewer_ranks = [f"set slots of {crowded} to the number of its GPUs"] if crowded else []
     raise DoesNotFit(
-        f"the job does not fit on {need.seat.host}",
+        f"the job does not fit on {need.placement.host}",
         seen=f"a rank needs about {need.memory.process.likely / 2**30:.1f} GiB and "
-        f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free on it{better}",
-        fix=_listed([*fewer_ranks, *_ways(verdict)]),
+        f"{(need.placement.free_bytes or 0) / 2**30:.1f} GiB are free on it{better}",
+        fix=_listed([*fewer_ranks, *_ways(choice)]),
     )
 
 
-def _refuse_slowness(verdict: Verdict) -> None:
+def _refuse_slowness(choice: Choice) -> None:
     """Only where the best case of all machines is worse than the worst case of fewer, on a network that is known."""
-    whole, fewer = verdict.runnable, fastest_of_fewer(verdict, runnable=True)
+    whole, fewer = choice.runnable, fastest_of_fewer(choice, runnable=True)
     if whole is None or whole.time is None or fewer is None or fewer.time is None:
         return
-    if verdict.world.wire.spread >= GUESSED or fewer.time.high_s >= whole.time.low_s:
+    if choice.world.wire.spread >= GUESSED or fewer.time.high_s >= whole.time.low_s:
         return
     raise DoesNotFit(
         f"{', '.join(fewer.world.hosts)} alone would be faster than all hosts together",
         seen=f"{fewer.time.total_s:.3g} s a step against {whole.time.total_s:.3g} s: the network costs more than the "
         "further machines bring",
         fix=f"leave all hosts but {', '.join(fewer.world.hosts)} out of the cluster file, or raise batch; "
-        f"--force starts it as it is{_apart(verdict, fewer)}",
+        f"--force starts it as it is{_apart(choice, fewer)}",
     )
 
 
-def _refuse_price(verdict: Verdict) -> None:
+def _refuse_price(choice: Choice) -> None:
     """Weights that travel for every micro-batch may cost most of a step: whoever wants that has to say so."""
-    option = verdict.runnable
-    if option is None or option.time is None or not option.strategy.half.lockstep:
+    candidate = choice.runnable
+    if candidate is None or candidate.time is None or not candidate.strategy.half.lockstep:
         return
-    waiting = option.time.exposed_s / option.time.total_s
+    waiting = candidate.time.exposed_s / candidate.time.total_s
     if waiting <= DEAR:
         return
     raise DoesNotFit(
         f"with the model in parts {100 * waiting:.0f} % of every step is time waiting for the network",
-        seen=f"no device holds it whole; {option.strategy.kind} takes {option.time.total_s:.3g} s a step here, of "
-        f"which {option.time.exposed_s:.3g} s are exchanges of weights that computation does not hide",
-        fix=_listed([f"write strategy: {option.strategy.kind}; to start anyway, add --force", *_ways(verdict)]),
+        seen=f"no device holds it whole; {candidate.strategy.kind} takes {candidate.time.total_s:.3g} s a step here, "
+        f"of which {candidate.time.exposed_s:.3g} s are exchanges of weights that computation does not hide",
+        fix=_listed([f"write strategy: {candidate.strategy.kind}; to start anyway, add --force", *_ways(choice)]),
     )
 
 
-def _ways(verdict: Verdict) -> list[str]:
-    return [line.removeprefix("instead").strip() for line in ways_lines(ways_out(verdict.question, verdict.world))]
+def _ways(choice: Choice) -> list[str]:
+    return [line.removeprefix("instead").strip() for line in ways_lines(ways_out(choice.query, choice.world))]
 
 
 def _listed(lines: list[str]) -> str:
@@ -589,12 +595,17 @@ def _listed(lines: list[str]) -> str:
     return "\n        ".join(lines)
 
 
-def _apart(verdict: Verdict, fewer: Option) -> str:
+def _apart(choice: Choice, fewer: Candidate) -> str:
     """What all machines would do in rounds, where the job did not ask for them and that is faster."""
-    for option in verdict.by_kind:
-        if not option.is_exact and not option.is_built and option.may_fit and option.seconds < fewer.seconds:
+    for candidate in choice.by_kind:
+        if (
+            not candidate.is_exact
+            and not candidate.is_built
+            and candidate.may_fit
+            and candidate.seconds < fewer.seconds
+        ):
             return (
-                f"; strategy: {option.strategy.kind} would take about {option.seconds:.3g} s a step on all of them, "
-                "with other numbers than one big machine"
+                f"; strategy: {candidate.strategy.kind} would take about {candidate.seconds:.3g} s a step on all of "
+                "them, with other numbers than one big machine"
             )
     return ""

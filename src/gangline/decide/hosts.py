@@ -1,4 +1,4 @@
-"""The machines of a cluster as a plan sees them: seats with their free memory, links as they were measured."""
+"""The machines of a cluster as a plan sees them: placements with their free memory, links as they were measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline.inventory.measured import Network, find_profile, load_network, loa
 from gangline.inventory.rank_interface import choose_nic, rank_network
 from gangline.planner.architecture import Architecture
 from gangline.planner.calibration import Profile, ProfileKey, architecture_digest, method_words
-from gangline.planner.machines import ASSUMED_LINK, PlannedCluster, Seat, link
+from gangline.planner.machines import ASSUMED_LINK, Placement, PlannedCluster, link
 from gangline.planner.outcome import Comparison, fold
 from gangline.planner.plan import devices_of
 from gangline.planner.saves import DISK, Rate
@@ -42,26 +42,26 @@ GUESSED_SPREAD = 1.0
 
 
 def world_of(cluster: Cluster, inventory: Inventory, home: Path) -> PlannedCluster:
-    """Seats and links of a cluster that was looked at."""
+    """Placements and links of a cluster that was looked at."""
     gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in inventory.hosts}
     devices = devices_of(cluster, gpus)
     hosts = rank_hosts(cluster)
     places = [(host.address, device) for host, device in zip(hosts, devices, strict=True)]
-    seats = tuple(
+    placements = tuple(
         _seat(host, inventory.of(host.name), device, num_sharing=places.count((host.address, device)))
         for host, device in zip(hosts, devices, strict=True)
     )
     network = load_network(home, cluster)
     inside = _inside(inventory)
     wire = inside if cluster.is_one_machine else _wire(cluster, inventory, network)
-    return PlannedCluster(seats=seats, wire=wire, inside=inside)
+    return PlannedCluster(placements=placements, wire=wire, inside=inside)
 
 
-def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int) -> Seat:
+def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int) -> Placement:
     weight = None if host.share is None else host.share / host.slots
     ram, gpu = _free_memory(facts), facts.gpus[device] if facts is not None and facts.gpus else None
     free = ram if gpu is None else gpu.memory_free_bytes
-    seat = Seat(
+    placement = Placement(
         host=host.name,
         free_bytes=None if free is None else free // max(1, num_sharing),
         ram_bytes=ram,
@@ -69,9 +69,9 @@ def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int)
         weight=weight,
     )
     if gpu is None:
-        return seat
+        return placement
     return dataclasses.replace(
-        seat,
+        placement,
         device=device,
         gpu=gpu.name,
         spec=find_gpu(gpu.name, total_bytes=gpu.memory_total_bytes),
@@ -222,7 +222,7 @@ def _all_nvlink(facts: HostFacts) -> bool:
     return bool(pairs) and all((topology.joint(*pair) or "").startswith("NV") for pair in pairs)
 
 
-# How fast a seat computes: as it was measured, else as the catalogue lets expect.
+# How fast a placement computes: as it was measured, else as the catalogue lets expect.
 
 
 MAKER = "NVIDIA "
@@ -240,48 +240,50 @@ class SpeedTable:
     _profiles: list[Profile] | None = None
     _known: dict[object, ComputeModel | None] = field(default_factory=dict)
 
-    def of(self, seat: Seat, training: Training) -> ComputeModel | None:
-        """Of a seat; None where nobody measured it and the catalogue does not have it."""
+    def of(self, placement: Placement, training: Training) -> ComputeModel | None:
+        """Of a placement; None where nobody measured it and the catalogue does not have it."""
         # neither the size of micro-batches nor their number changes what a token takes
         training = dataclasses.replace(training, micro_batch=1, accumulation=1)
-        key = (seat.host, seat.gpu, seat.spec, seat.power_limit_w, training)
+        key = (placement.host, placement.gpu, placement.spec, placement.power_limit_w, training)
         if key not in self._known:
-            self._known[key] = self._measured(seat, training) or self._expected(seat, training)
+            self._known[key] = self._measured(placement, training) or self._expected(placement, training)
         return self._known[key]
 
-    def profile_of(self, seat: Seat, training: Training) -> Profile | None:
-        """The measurement that the speed of a seat rests on; None where nobody measured it."""
+    def profile_of(self, placement: Placement, training: Training) -> Profile | None:
+        """The measurement that the speed of a placement rests on; None where nobody measured it."""
         plain = dataclasses.replace(training, offloading=False)
         other = dataclasses.replace(plain, checkpointing=not plain.checkpointing)
-        return self._profile(seat, training) or self._profile(seat, plain) or self._profile(seat, other)
+        return self._profile(placement, training) or self._profile(placement, plain) or self._profile(placement, other)
 
-    def dated(self, seats: Sequence[Seat], training: Training, inventory: Inventory) -> list[str]:
+    def dated(self, placements: Sequence[Placement], training: Training, inventory: Inventory) -> list[str]:
         """A sentence for every measurement that was made under another driver or torch than its host has now.
 
         The measurement is used all the same: it is nearer to the truth than a data sheet.
         """
         found: dict[str, None] = {}
-        for seat in seats:
-            facts, profile = inventory.of(seat.host), self.profile_of(seat, training)
-            changes = [] if facts is None or profile is None else _changes(profile.key, facts, seat.device)
+        for placement in placements:
+            facts, profile = inventory.of(placement.host), self.profile_of(placement, training)
+            changes = [] if facts is None or profile is None else _changes(profile.key, facts, placement.device)
             if profile is not None and changes:
-                whose = "" if profile.host == seat.host else f" on {profile.host}"
-                text = f"{seat.host}: speed measured {profile.measured[:10]}{whose} with {' and '.join(changes)} now"
+                whose = "" if profile.host == placement.host else f" on {profile.host}"
+                text = (
+                    f"{placement.host}: speed measured {profile.measured[:10]}{whose} with {' and '.join(changes)} now"
+                )
                 found[f"{text}; measure it again: gangline bench compute JOB"] = None
         return list(found)
 
-    def _measured(self, seat: Seat, training: Training) -> ComputeModel | None:
+    def _measured(self, placement: Placement, training: Training) -> ComputeModel | None:
         """From a profile of the very method, or of one that differs in recomputation or in where activations lie."""
-        if (profile := self._profile(seat, training)) is not None:
+        if (profile := self._profile(placement, training)) is not None:
             return profile.corrected
         if training.offloading:
-            plain = self._measured(seat, dataclasses.replace(training, offloading=False))
-            copied_s = 0.0 if seat.gpu is None else copies_s(self.architecture, training)
+            plain = self._measured(placement, dataclasses.replace(training, offloading=False))
+            copied_s = 0.0 if placement.gpu is None else copies_s(self.architecture, training)
             if plain is None:
                 return None
             return dataclasses.replace(plain, per_token_s=plain.per_token_s + copied_s, profile=None)
         other = dataclasses.replace(training, checkpointing=not training.checkpointing)
-        if (profile := self._profile(seat, other)) is None:
+        if (profile := self._profile(placement, other)) is None:
             return None
         length = training.sequence_length
         totals = [flops_per_token(self.architecture, each, length=length).total for each in (training, other)]
@@ -289,14 +291,18 @@ class SpeedTable:
         # what a run of it takes is no word on the measurement
         return dataclasses.replace(model, spread=model.spread + DERIVED_SPREAD, profile=None)
 
-    def _profile(self, seat: Seat, training: Training) -> Profile | None:
+    def _profile(self, placement: Placement, training: Training) -> Profile | None:
         """Of our own trainer only: another's kernels are as fast as they are."""
         if not training.stack.name.startswith(GANGLINE.name):
             return None
         if self._profiles is None:
             self._profiles = load_profiles(self.home)
         wanted = ProfileKey(
-            gpu="cpu" if seat.gpu is None else seat.gpu if seat.gpu.startswith(MAKER) else MAKER + seat.gpu,
+            gpu="cpu"
+            if placement.gpu is None
+            else placement.gpu
+            if placement.gpu.startswith(MAKER)
+            else MAKER + placement.gpu,
             driver="",
             torch="",
             kernels="eager" if training.stack.attention == "eager" else "sdpa",
@@ -304,13 +310,13 @@ class SpeedTable:
             dtype=training.compute,
             architecture=architecture_digest(self.architecture),
         )
-        return find_profile(self._profiles, wanted, host=seat.host)
+        return find_profile(self._profiles, wanted, host=placement.host)
 
-    def _expected(self, seat: Seat, training: Training) -> ComputeModel | None:
-        if seat.spec is None:
+    def _expected(self, placement: Placement, training: Training) -> ComputeModel | None:
+        if placement.spec is None:
             return None
-        model = uncalibrated(seat.spec, self.architecture, training, power_limit_w=seat.power_limit_w)
-        factor = _without_tensor_cores(seat.spec, self.architecture, training)
+        model = uncalibrated(placement.spec, self.architecture, training, power_limit_w=placement.power_limit_w)
+        factor = _without_tensor_cores(placement.spec, self.architecture, training)
         slopes = ("per_token_s", "per_token2_s", "head_per_token_s")
         return dataclasses.replace(model, **{name: factor * getattr(model, name) for name in slopes})
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from gangline.context import REAL, Context, Dependencies, StartOptions, load, reached
 from gangline.decide.decide import Decision, decide
-from gangline.decide.forecast import Outlook, ask_trace, foresee_job, ways_of
+from gangline.decide.forecast import JobForecast, ask_trace, forecast_job, ways_of
 from gangline.decide.hosts import disk_rate
 from gangline.errors import DoesNotFit, ModelError, UsageError
 from gangline.inventory.measured import load_network, network_line
-from gangline.planner.decision import Suggestion, Verdict
+from gangline.planner.candidate import Candidate, builds_method
+from gangline.planner.decision import Choice, Suggestion
 from gangline.planner.machines import PlannedCluster, assumed_link, bus_of, imagine, link, with_hosts, without_hosts
-from gangline.planner.option import Option, builds_method
-from gangline.planner.report import Length, change_line, explain, name, report, terms, verdict_json, ways_lines
+from gangline.planner.report import Length, change_line, choice_json, explain, name, report, terms, ways_lines
 from gangline.planner.saves import Saving, save_cost
 from gangline.planner.training import GANGLINE, STACKS, SoftwareStack
 from gangline.provision.tell import Console
@@ -81,15 +81,15 @@ class WhatIf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
+class Prediction:
     """The answer."""
 
     job: Job
     world: PlannedCluster
-    outlook: Outlook
+    job_forecast: JobForecast
     decision: Decision | None
     """What `train` would decide; None where nobody was asked."""
-    before: Verdict | None = None
+    before: Choice | None = None
     """What it would be without the change that somebody thinks of."""
     ways: tuple[Suggestion, ...] = field(default=())
     """What would make it fit, where it does not."""
@@ -99,7 +99,7 @@ class Foretold:
         """Whether `train` would get as far as starting something."""
         if self.decision is None or any(each.severity == "fail" for each in self.decision.findings):
             return False
-        return self.outlook.verdict is None or self.outlook.runnable is not None
+        return self.job_forecast.choice is None or self.job_forecast.runnable is not None
 
     @property
     def length(self) -> Length:
@@ -116,28 +116,30 @@ class Foretold:
         return Length(known=known, saving=saving, unknown="" if known else length_unknown(self.job))
 
 
-def foretell(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dependencies = REAL) -> Foretold:
+def predict(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dependencies = REAL) -> Prediction:
     """Look, unless the machines are thought of, and weigh. Starts nothing, and writes nothing to a host."""
     stack = _stack(what_if.stack)
     if what_if.hosts is not None:
         job = _job_without_data(start)
         context = Context(transports={}, home=start.home, console=console, deps=deps)
-        seats = imagine(what_if.hosts)
-        imagined = PlannedCluster(seats=seats, wire=assumed_link(), inside=bus_of(seats), asked=False)
+        placements = imagine(what_if.hosts)
+        imagined = PlannedCluster(placements=placements, wire=assumed_link(), inside=bus_of(placements), asked=False)
         before = changed(imagined, WhatIf(link=what_if.link))
         world = changed(before, dataclasses.replace(what_if, link=None))
-        return _foretold(job, world, None, context, stack=stack, before=before)
+        return _predict(job, world, None, context, stack=stack, before=before)
     job, cluster = load(start)
     with reached(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = decide(job, cluster, context)
         stopped = any(each.severity == "fail" for each in decision.findings)
-        if decision.outlook.error is not None and not stopped:  # else what stops the start is said first
-            raise decision.outlook.error
+        if decision.job_forecast.error is not None and not stopped:  # else what stops the start is said first
+            raise decision.job_forecast.error
         world = changed(decision.world, what_if)
         if world == decision.world and stack == GANGLINE:
-            ways = tuple(ways_of(decision.outlook))
-            return Foretold(job=decision.job, world=world, outlook=decision.outlook, decision=decision, ways=ways)
-        return _foretold(job, world, decision, context, stack=stack, before=decision.world)
+            ways = tuple(ways_of(decision.job_forecast))
+            return Prediction(
+                job=decision.job, world=world, job_forecast=decision.job_forecast, decision=decision, ways=ways
+            )
+        return _predict(job, world, decision, context, stack=stack, before=decision.world)
 
 
 def changed(world: PlannedCluster, what_if: WhatIf) -> PlannedCluster:
@@ -151,7 +153,7 @@ def changed(world: PlannedCluster, what_if: WhatIf) -> PlannedCluster:
     return world
 
 
-def _foretold(
+def _predict(
     job: Job,
     world: PlannedCluster,
     decision: Decision | None,
@@ -159,19 +161,26 @@ def _foretold(
     *,
     stack: SoftwareStack,
     before: PlannedCluster,
-) -> Foretold:
-    outlook = foresee_job(job, world, context, stack=stack)
-    if outlook.error is not None:
-        raise outlook.error
-    if outlook.verdict is None and decision is None:
+) -> Prediction:
+    job_forecast = forecast_job(job, world, context, stack=stack)
+    if job_forecast.error is not None:
+        raise job_forecast.error
+    if job_forecast.choice is None and decision is None:
         raise ModelError(
-            "no forecast is possible", seen=outlook.unknown, fix="name a model whose config.json is on this computer"
+            "no forecast is possible",
+            seen=job_forecast.unknown,
+            fix="name a model whose config.json is on this computer",
         )
-    same = outlook.with_batch(job)
-    earlier = None if before == world else foresee_job(same, before, context, stack=stack).verdict
-    ways = tuple(ways_of(outlook))
-    return Foretold(
-        job=outlook.settled(job), world=world, outlook=outlook, decision=decision, before=earlier, ways=ways
+    same = job_forecast.with_batch(job)
+    earlier = None if before == world else forecast_job(same, before, context, stack=stack).choice
+    ways = tuple(ways_of(job_forecast))
+    return Prediction(
+        job=job_forecast.settled(job),
+        world=world,
+        job_forecast=job_forecast,
+        decision=decision,
+        before=earlier,
+        ways=ways,
     )
 
 
@@ -200,7 +209,7 @@ ON_A_PROCESSOR = {"attention_kernel": "cpu", "rounding_bytes": 1}
 class Traced:
     """What one way of running the job really allocates, as far as a computer without the card can say."""
 
-    option: Option
+    candidate: Candidate
     answer: dict[str, Any]
     """See `worker.trace.line.trace`."""
 
@@ -212,9 +221,9 @@ class Traced:
     @property
     def line(self) -> str:
         """For people."""
-        formula = self.option.needs[0].memory.allocated_bytes
-        text = f"{self.option.strategy.kind}, micro-batch {self.option.training.micro_batch}"
-        text += ", with activation checkpointing" if self.option.training.checkpointing else ""
+        formula = self.candidate.needs[0].memory.allocated_bytes
+        text = f"{self.candidate.strategy.kind}, micro-batch {self.candidate.training.micro_batch}"
+        text += ", with activation checkpointing" if self.candidate.training.checkpointing else ""
         return (
             f"{text}: {format_bytes(self.peak_bytes)} of tensors traced, {format_bytes(formula)} by formula "
             f"({100 * (formula / self.peak_bytes - 1):+.1f} %); {self.answer['seconds']:.0f} s, torch "
@@ -222,59 +231,59 @@ class Traced:
         )
 
 
-def trace(foretold: Foretold, context: Context) -> list[Traced]:
+def trace(prediction: Prediction, context: Context) -> list[Traced]:
     """Trace what our trainer would run. Raises ModelError where it has no code for the job, or torch is not here."""
-    verdict, config = foretold.outlook.verdict, foretold.outlook.config
-    if verdict is None or config is None:
+    choice, config = prediction.job_forecast.choice, prediction.job_forecast.config
+    if choice is None or config is None:
         raise ModelError(
             "nothing can be traced",
-            seen=foretold.outlook.unknown,
+            seen=prediction.job_forecast.unknown,
             fix="name a model whose config.json is on this computer",
         )
-    built = [option for option in verdict.by_kind if option.is_built]
-    finalists = [verdict.runnable] if verdict.runnable is not None else built[:1]  # else what came nearest to fitting
-    ours = verdict.question.training.stack.name.startswith(BUILT_STACK)
-    question = verdict.question
-    if not builds_method(question.training, question.architecture) or not ours:
+    built = [candidate for candidate in choice.by_kind if candidate.is_built]
+    finalists = [choice.runnable] if choice.runnable is not None else built[:1]  # else what came nearest to fitting
+    ours = choice.query.training.stack.name.startswith(BUILT_STACK)
+    query = choice.query
+    if not builds_method(query.training, query.architecture) or not ours:
         raise ModelError(
             "gangline's own trainer has no code for this job, so there is nothing to trace",
-            seen=f"method {foretold.job.method.kind}, stack {verdict.question.training.stack.name}",
+            seen=f"method {prediction.job.method.kind}, stack {choice.query.training.stack.name}",
             fix="trace it with method=lora or method=full and --stack gangline",
         )
-    if question.training.offloading:
+    if query.training.offloading:
         raise ModelError(
             "what lies in the machine's memory cannot be traced",
             seen="activation_offloading: true; a trace has no cards that anything could be moved from",
             fix="trace it with activation_offloading=false, or plan without --trace",
         )
-    if any(option.strategy.half.layers != "all" for option in finalists):
+    if any(candidate.strategy.half.layers != "all" for candidate in finalists):
         raise ModelError(
             f"a rank of {finalists[0].strategy.kind} cannot be traced",
             seen=f"{name(finalists[0].strategy)}; a trace is of a rank with all layers, and all of each",
             fix="trace it with strategy=ddp, or plan without --trace",
         )
     context.console.progress("running the trainer's code on tensors without data")
-    answers = ask_trace([order_of(foretold.job, option, config) for option in finalists], context=context)
-    return [Traced(option=option, answer=answer) for option, answer in zip(finalists, answers, strict=True)]
+    answers = ask_trace([order_of(prediction.job, candidate, config) for candidate in finalists], context=context)
+    return [Traced(candidate=candidate, answer=answer) for candidate, answer in zip(finalists, answers, strict=True)]
 
 
-def order_of(job: Job, option: Option, config: dict[str, Any]) -> dict[str, Any]:
+def order_of(job: Job, candidate: Candidate, config: dict[str, Any]) -> dict[str, Any]:
     """See `worker.trace.order.TraceOrder`."""
-    training = option.training
+    training = candidate.training
     return {
         "config": config,
         "method": dataclasses.asdict(job.method),
         "precision": training.compute,
         "parameters": job.parameters,
         "micro_batch": training.micro_batch,
-        "micro_batches": max(option.shares),
+        "micro_batches": max(candidate.shares),
         "sequence_length": training.sequence_length,
         "packing": job.data.packing,
         "activation_checkpointing": training.checkpointing,
         "optimizer": dataclasses.asdict(job.optimizer),
         "attention": job.model.attention,
-        "ranks": len(option.needs),
-        **({} if all(need.seat.gpu is not None for need in option.needs) else ON_A_PROCESSOR),
+        "ranks": len(candidate.needs),
+        **({} if all(need.placement.gpu is not None for need in candidate.needs) else ON_A_PROCESSOR),
     }
 
 
@@ -285,23 +294,23 @@ SAID = ("strategy", "shares", "divides", "memory", "step", "saves")
 """Titles of the plan's lines that the report says better."""
 
 
-def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why: bool, width: int) -> list[str]:
+def plan_lines(prediction: Prediction, traced: Sequence[Traced], *, home: Path, why: bool, width: int) -> list[str]:
     """What people read, on a screen of that many columns."""
     lines: list[str] = []
-    decision, verdict = foretold.decision, foretold.outlook.verdict
-    if verdict is None:
-        lines.append(f"note       {foretold.outlook.unknown}")
+    decision, choice = prediction.decision, prediction.job_forecast.choice
+    if choice is None:
+        lines.append(f"note       {prediction.job_forecast.unknown}")
     else:
-        lines += report(verdict, foretold.length, why=why, width=width)
-        lines += terms(verdict, width) if why else []
-        lines += change_line(foretold.before, verdict, width) if foretold.before is not None else []
+        lines += report(choice, prediction.length, why=why, width=width)
+        lines += terms(choice, width) if why else []
+        lines += change_line(prediction.before, choice, width) if prediction.before is not None else []
     lines += [f"traced     {each.line}" for each in traced]
-    if verdict is not None and verdict.best is None:
-        lines += ways_lines(foretold.ways, width)
-    if decision is not None and foretold.world != decision.world:
-        lines += [f"note       {note}" for note in foretold.outlook.dated(decision.inventory)]
-    if decision is not None and foretold.world == decision.world:
-        lines += explain(decision.plan, without=SAID if verdict is not None else ())
+    if choice is not None and choice.best is None:
+        lines += ways_lines(prediction.ways, width)
+    if decision is not None and prediction.world != decision.world:
+        lines += [f"note       {note}" for note in prediction.job_forecast.dated(decision.inventory)]
+    if decision is not None and prediction.world == decision.world:
+        lines += explain(decision.plan, without=SAID if choice is not None else ())
         if (network := load_network(home, decision.inspection.cluster)) is not None:
             lines.append(network_line(network))
     if decision is not None:
@@ -309,32 +318,33 @@ def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why:
     return lines
 
 
-def plan_json(foretold: Foretold, traced: Sequence[Traced]) -> dict[str, Any]:
+def plan_json(prediction: Prediction, traced: Sequence[Traced]) -> dict[str, Any]:
     """What programs read."""
-    decision, verdict, saves = foretold.decision, foretold.outlook.verdict, None
-    if verdict is not None and verdict.best is not None:
-        cost = save_cost(verdict.best, foretold.length.saving)  # seconds are the least, what is likely, and the most
+    decision, choice, saves = prediction.decision, prediction.job_forecast.choice, None
+    if choice is not None and choice.best is not None:
+        cost = save_cost(choice.best, prediction.length.saving)  # seconds are the least, what is likely, and the most
         saves = {**dataclasses.asdict(cost), "share": cost.share}
     return {
         "plan": None if decision is None else decision.plan.to_json(),
         "findings": [] if decision is None else [finding.to_json() for finding in decision.findings],
-        "verdict": None if verdict is None else verdict_json(verdict, list(foretold.ways)),
+        "verdict": None if choice is None else choice_json(choice, list(prediction.ways)),
         "saves": saves,
-        "unknown": foretold.outlook.unknown,
-        "traced": [{"strategy": each.option.strategy.kind, **each.answer} for each in traced],
+        "unknown": prediction.job_forecast.unknown,
+        "traced": [{"strategy": each.candidate.strategy.kind, **each.answer} for each in traced],
     }
 
 
-def require_fit(foretold: Foretold) -> None:
+def require_fit(prediction: Prediction) -> None:
     """Raise DoesNotFit, with exit code 6, where nothing that was weighed fits."""
-    verdict = foretold.outlook.verdict
-    if verdict is None or verdict.best is not None:
+    choice = prediction.job_forecast.choice
+    if choice is None or choice.best is not None:
         return
-    nearest = max(verdict.by_kind, key=lambda option: (option.chance, -option.tightest.shortage_bytes))
+    nearest = max(choice.by_kind, key=lambda candidate: (candidate.chance, -candidate.tightest.shortage_bytes))
     need = nearest.tightest
     raise DoesNotFit(
-        f"the job does not fit on {need.seat.host}",
+        f"the job does not fit on {need.placement.host}",
         seen=f"the closest option is {nearest.strategy.kind}, which needs about "
-        f"{need.memory.process.likely / 2**30:.1f} GiB there; {(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free",
-        fix="see `instead` above" if foretold.ways else "use a smaller model or more hosts",
+        f"{need.memory.process.likely / 2**30:.1f} GiB there; "
+        f"{(need.placement.free_bytes or 0) / 2**30:.1f} GiB are free",
+        fix="see `instead` above" if prediction.ways else "use a smaller model or more hosts",
     )

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gangline.catalog.gpu_specs import GPUS
+from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, Scenario
 from gangline.planner.machines import PlannedCluster, imagine
-from gangline.planner.option import EvaluationContext, Option, Question, Shift
 from gangline.planner.shares import Dividing
 from gangline.planner.traffic import LinkModel
 from gangline.planner.training import Number, PlannedStrategy, Training
@@ -33,82 +33,82 @@ MOST_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Few:
+class MachineSubset:
     """What some of the machines would do."""
 
     count: int
-    best: Option | None
-    runnable: Option | None
+    best: Candidate | None
+    runnable: Candidate | None
     """Of those that gangline's own trainer can do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Choice:
     """The decision, and what it was chosen from."""
 
-    question: Question
+    query: PlanQuery
     world: PlannedCluster
-    best: Option | None
+    best: Candidate | None
     """The fastest that fits; None: nothing fits."""
-    runnable: Option | None
+    runnable: Candidate | None
     """The fastest that fits of those that gangline's own trainer can do."""
-    by_kind: tuple[Option, ...]
+    by_kind: tuple[Candidate, ...]
     """The best of every strategy, those that do not fit among them."""
-    by_hosts: tuple[Few, ...] = ()
+    by_hosts: tuple[MachineSubset, ...] = ()
     """The best with 1, 2, ... machines: the fastest ones first."""
 
     @property
     def dividing(self) -> Dividing | None:
         """How well the batch divides, in what would be run; None where nothing fits."""
-        option = self.runnable or self.best
-        return None if option is None else option.dividing
+        candidate = self.runnable or self.best
+        return None if candidate is None else candidate.dividing
 
     @property
-    def today(self) -> Option | None:
+    def today(self) -> Candidate | None:
         """The fastest that gangline's own trainer can do with any number of these machines."""
         built = [few.runnable for few in self.by_hosts if few.runnable is not None]
-        return min(built, key=lambda option: option.seconds, default=self.runnable)
+        return min(built, key=lambda candidate: candidate.seconds, default=self.runnable)
 
 
-def decide(question: Question, world: PlannedCluster) -> Verdict:
+def decide(query: PlanQuery, world: PlannedCluster) -> Choice:
     """Weigh every way on all hosts, and the best one on fewer."""
     bench = EvaluationContext()
-    if "batch" in question.open:
-        question = _with_batch(question, world, bench)
-    options = best_of_kinds(question, world, bench)
-    whole = Few(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
-    return Verdict(
-        question=question,
+    if "batch" in query.open:
+        query = _with_batch(query, world, bench)
+    options = best_of_kinds(query, world, bench)
+    whole = MachineSubset(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
+    return Choice(
+        query=query,
         world=world,
         best=whole.best,
         runnable=whole.runnable,
         by_kind=tuple(options),
-        by_hosts=tuple(_by_hosts(question, world, bench, whole=whole)),
+        by_hosts=tuple(_by_hosts(query, world, bench, whole=whole)),
     )
 
 
-def _with_batch(question: Question, world: PlannedCluster, bench: EvaluationContext) -> Question:
+def _with_batch(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> PlanQuery:
     """The question with the batch that computes the most samples per second among those that are near the wish."""
-    drafts = best_of_kinds(question, world, bench)
-    draft, least = _runnable(drafts) or choose(fitting(drafts)), question.training.micro_batch
-    batch = least * whole_count(question.batch, least) if draft is None else draft.samples
-    rest = tuple(key for key in question.open if key != "batch")
-    return dataclasses.replace(question, batch=batch, about=question.batch, open=rest)
+    drafts = best_of_kinds(query, world, bench)
+    draft, least = _runnable(drafts) or choose(fitting(drafts)), query.training.micro_batch
+    batch = least * whole_count(query.batch, least) if draft is None else draft.samples
+    rest = tuple(key for key in query.open if key != "batch")
+    return dataclasses.replace(query, batch=batch, about=query.batch, open=rest)
 
 
-def _runnable(drafts: list[Option]) -> Option | None:
+def _runnable(drafts: list[Candidate]) -> Candidate | None:
     built = [draft for draft in drafts if draft.is_built]
     return choose(fitting(built) or [draft for draft in built if draft.chance >= LEAST_CHANCE])
 
 
-def best_of_kinds(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Option]:
-    """The best of every strategy that these seats allow, the simplest first. bench: see there.
+def best_of_kinds(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> list[Candidate]:
+    """The best of every strategy that these placements allow, the simplest first. bench: see there.
 
     Several pipelines are weighed where one would be taken, or nothing fits: how they compare with what is simpler has
     not been measured on GPUs.
     """
-    possible = [Shift(question=question, world=world, training=each, cache=bench) for each in trainings(question)]
-    asked = question.strategy.kind
+    possible = [Scenario(query=query, world=world, training=each, cache=bench) for each in trainings(query)]
+    asked = query.strategy.kind
     kinds = tuple(SIMPLEST) if asked == AUTO else (ALONE, asked)
     found = {kind: _nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))}
     taken = choose(fitting(list(found.values())))
@@ -120,19 +120,19 @@ def best_of_kinds(question: Question, world: PlannedCluster, bench: EvaluationCo
     return [found[kind] for kind in kinds if kind in found]
 
 
-def _nearest(drafts: list[Option]) -> Option:
+def _nearest(drafts: list[Candidate]) -> Candidate:
     """The best that fits, else what is nearest to it."""
     return choose(fitting(drafts)) or max(drafts, key=lambda draft: draft.nearness)
 
 
-def _drafts(possible: list[Shift], kind: str, *, more: bool = False) -> list[Option]:
+def _drafts(possible: list[Scenario], kind: str, *, more: bool = False) -> list[Candidate]:
     """All of one strategy, but for micro-batches larger than one that is not likely to fit: they need more.
 
     That is so as long as gradients are summed over several of them, or over none. Stages of unlike layers are tried all
     the same, for what a rank has room for depends on which ones it gets. more: the
     `more_candidates` of the strategy.
     """
-    found: list[Option] = []
+    found: list[Candidate] = []
     half = plan_half(kind)
     too_large: set[tuple[bool, int]] = set()
     crowded = any(each.world.crowded for each in possible[:1])
@@ -141,14 +141,16 @@ def _drafts(possible: list[Shift], kind: str, *, more: bool = False) -> list[Opt
         if like in too_large:
             continue
         ways = half.more_candidates(each) if more else _strategies(each, kind)
-        drafts = [Option(shift=each, strategy=way) for way in ways if not crowded or not way.half.capabilities.own_gpu]
+        drafts = [
+            Candidate(scenario=each, strategy=way) for way in ways if not crowded or not way.half.capabilities.own_gpu
+        ]
         if drafts and not any(draft.may_fit for draft in drafts) and (half.layers != "staged" or each.is_uniform):
             too_large.add(like)
         found += drafts
     return found
 
 
-def choose(drafts: list[Option]) -> Option | None:
+def choose(drafts: list[Candidate]) -> Candidate | None:
     """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself.
 
     Nor is a strategy that has to be asked for, where another one fits: fsdp has in parts what zero has, and takes
@@ -164,7 +166,7 @@ def choose(drafts: list[Option]) -> Option | None:
     return min(as_fast, key=_simplicity, default=(0.0, None))[1]
 
 
-def _simplicity(timed: tuple[float, Option]) -> tuple[int, bool, bool, bool, int, float]:
+def _simplicity(timed: tuple[float, Candidate]) -> tuple[int, bool, bool, bool, int, float]:
     seconds, draft = timed
     return (
         SIMPLEST.get(draft.strategy.kind, len(SIMPLEST)),
@@ -172,80 +174,84 @@ def _simplicity(timed: tuple[float, Option]) -> tuple[int, bool, bool, bool, int
         draft.training.exchange is not None,
         draft.strategy.eager,
         # without times, a few samples at once: one alone keeps no device busy
-        draft.training.micro_batch if draft.shift.is_timed else abs(draft.training.micro_batch - UNTIMED),
+        draft.training.micro_batch if draft.scenario.is_timed else abs(draft.training.micro_batch - UNTIMED),
         seconds,
     )
 
 
-def fitting(drafts: list[Option]) -> list[Option]:
+def fitting(drafts: list[Candidate]) -> list[Candidate]:
     """Those that fit; where none does, those that may."""
     return [draft for draft in drafts if draft.fits] or [draft for draft in drafts if draft.may_fit]
 
 
-def trainings(question: Question) -> list[Training]:
+def trainings(query: PlanQuery) -> list[Training]:
     """The job's own, or all that it leaves open."""
-    base = question.training
-    micro = _micro_batches(question) if "micro_batch" in question.open else [base.micro_batch]
-    leaves = "activation_checkpointing" in question.open and not base.offloading  # what is moved is what is kept then
+    base = query.training
+    micro = _micro_batches(query) if "micro_batch" in query.open else [base.micro_batch]
+    leaves = "activation_checkpointing" in query.open and not base.offloading  # what is moved is what is kept then
     checkpointing = [False, True] if leaves else [base.checkpointing]
-    varies = "exchange" in question.open and base.parameters == "fp32"
+    varies = "exchange" in query.open and base.parameters == "fp32"
     exchange: list[Number | None] = [None, "bf16"] if varies else [base.exchange]
     varied = itertools.product(micro, checkpointing, exchange)
     return [dataclasses.replace(base, micro_batch=m, checkpointing=c, exchange=e) for m, c, e in varied]
 
 
-def _micro_batches(question: Question) -> list[int]:
+def _micro_batches(query: PlanQuery) -> list[int]:
     """Divisors of the batch, or of one that may be taken, that are a power of two, or three times one."""
     sizes = sorted({factor << power for factor in (1, 3) for power in range(7)})
-    if "batch" in question.open:
-        return [size for size in sizes if size <= MOST_AT_ONCE and whole_counts(question.batch, size)]
-    return [size for size in sizes if size <= min(question.batch, MOST_AT_ONCE) and question.batch % size == 0]
+    if "batch" in query.open:
+        return [size for size in sizes if size <= MOST_AT_ONCE and whole_counts(query.batch, size)]
+    return [size for size in sizes if size <= min(query.batch, MOST_AT_ONCE) and query.batch % size == 0]
 
 
-def _strategies(shift: Shift, kind: str) -> Iterator[PlannedStrategy]:
+def _strategies(scenario: Scenario, kind: str) -> Iterator[PlannedStrategy]:
     """Of that kind, on one rank or several."""
-    if kind == ALONE or len(shift.world.seats) > 1:
-        yield from plan_half(kind).candidates(shift)
+    if kind == ALONE or len(scenario.world.placements) > 1:
+        yield from plan_half(kind).candidates(scenario)
 
 
-def _by_hosts(question: Question, world: PlannedCluster, bench: EvaluationContext, *, whole: Few) -> Iterator[Few]:
+def _by_hosts(
+    query: PlanQuery, world: PlannedCluster, bench: EvaluationContext, *, whole: MachineSubset
+) -> Iterator[MachineSubset]:
     """The best with n machines: of one, the best of all; of more, the fastest ones. `whole`: with all of them."""
-    order = sorted(world.hosts, key=lambda host: -_speed(question, world, host))
+    order = sorted(world.hosts, key=lambda host: -_speed(query, world, host))
     if len(order) > 1:
         unlike = {_kind(world, host): host for host in reversed(order)}
-        alone = [_few(question, world.only([host]), bench) for host in list(unlike.values())[:MOST_ALONE]]
+        alone = [_few(query, world.only([host]), bench) for host in list(unlike.values())[:MOST_ALONE]]
         yield from _best_of(alone)
     for count in (n for n in range(2, len(order)) if len(order) <= FEW_HOSTS or n & (n - 1) == 0):
-        yield from _best_of([_few(question, world.only(order[:count]), bench)])
+        yield from _best_of([_few(query, world.only(order[:count]), bench)])
     yield from _best_of([whole])
 
 
-def _few(question: Question, world: PlannedCluster, bench: EvaluationContext) -> Few:
-    options = best_of_kinds(question, world, bench)
-    return Few(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
+def _few(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> MachineSubset:
+    options = best_of_kinds(query, world, bench)
+    return MachineSubset(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
 
 
-def _best_of(several: list[Few]) -> Iterator[Few]:
+def _best_of(several: list[MachineSubset]) -> Iterator[MachineSubset]:
     """One entry with the fastest of each; none where nothing fits."""
     best = [few.best for few in several if few.best is not None]
     runnable = [few.runnable for few in several if few.runnable is not None]
     if best or runnable:
-        yield Few(
+        yield MachineSubset(
             count=several[0].count,
-            best=min(best, key=lambda option: option.seconds, default=None),
-            runnable=min(runnable, key=lambda option: option.seconds, default=None),
+            best=min(best, key=lambda candidate: candidate.seconds, default=None),
+            runnable=min(runnable, key=lambda candidate: candidate.seconds, default=None),
         )
 
 
 def _kind(world: PlannedCluster, host: str) -> tuple[object, ...]:
     """What two hosts have to share to do the same."""
-    return tuple((seat.gpu, seat.free_bytes, seat.gpu or host) for seat in world.seats_of(host))
+    return tuple(
+        (placement.gpu, placement.free_bytes, placement.gpu or host) for placement in world.placements_of(host)
+    )
 
 
-def _speed(question: Question, world: PlannedCluster, host: str) -> float:
-    """Tokens per second of a host's seats, for the order."""
-    training, length = question.training, question.tokens_per_sample
-    models = [question.compute(seat, training) for seat in world.seats_of(host)]
+def _speed(query: PlanQuery, world: PlannedCluster, host: str) -> float:
+    """Tokens per second of a host's placements, for the order."""
+    training, length = query.training, query.tokens_per_sample
+    models = [query.compute(placement, training) for placement in world.placements_of(host)]
     return sum(model.tokens_per_s(training.micro_batch * length, length) for model in models if model is not None)
 
 
@@ -266,7 +272,7 @@ class Suggestion:
 
     words: tuple[str, ...]
     """What to write in the job, or to buy."""
-    option: Option
+    candidate: Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,42 +283,42 @@ class _Change:
     apply: Callable[[Training], Training]
 
 
-def ways_out(question: Question, world: PlannedCluster) -> list[Suggestion]:
+def ways_out(query: PlanQuery, world: PlannedCluster) -> list[Suggestion]:
     """The smallest sets of changes after which gangline's own trainer has room, or, if there are none, any strategy.
 
     At last the smallest card that would hold the job alone.
     """
     bench = EvaluationContext()
-    ways = _of_the_job(question, world, bench)
-    if _on_gpus(world) and (bought := _one_card(question, bench)) is not None:
+    ways = _of_the_job(query, world, bench)
+    if _on_gpus(world) and (bought := _one_card(query, bench)) is not None:
         ways.append(bought)
     return ways
 
 
-def _of_the_job(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Suggestion]:
-    changes = list(_changes(question.training, on_gpus=_on_gpus(world)))
+def _of_the_job(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> list[Suggestion]:
+    changes = list(_changes(query.training, on_gpus=_on_gpus(world)))
     built: list[Suggestion] = []
     others: list[Suggestion] = []
-    tried: dict[tuple[Training, ...], list[Option]] = {}  # what the job leaves open is varied whatever is changed
+    tried: dict[tuple[Training, ...], list[Candidate]] = {}  # what the job leaves open is varied whatever is changed
     for count in range(1, MOST_TOGETHER + 1):
         for chosen in itertools.combinations(changes, count):
             words = tuple(change.words for change in chosen)
             if len({change.group for change in chosen}) < count or _known(words, built):
                 continue
-            changed = _changed(question, chosen)
+            changed = _changed(query, chosen)
             key = tuple(trainings(changed))
             fitting = tried[key] = tried[key] if key in tried else _fitting(changed, world, bench)
             if (draft := choose([each for each in fitting if each.is_built])) is not None:
-                built.append(Suggestion(words=words, option=draft))
+                built.append(Suggestion(words=words, candidate=draft))
             elif not _known(words, others) and (draft := choose(fitting)) is not None:
-                others.append(Suggestion(words=words, option=draft))
+                others.append(Suggestion(words=words, candidate=draft))
         if len(built) >= ENOUGH:
             break
     return (built or others)[:ENOUGH]
 
 
 def _on_gpus(world: PlannedCluster) -> bool:
-    return all(seat.gpu is not None for seat in world.seats)
+    return all(placement.gpu is not None for placement in world.placements)
 
 
 def _known(words: tuple[str, ...], ways: list[Suggestion]) -> bool:
@@ -320,11 +326,11 @@ def _known(words: tuple[str, ...], ways: list[Suggestion]) -> bool:
     return any(set(way.words) <= set(words) for way in ways)
 
 
-def _changed(question: Question, changes: tuple[_Change, ...]) -> Question:
-    training = question.training
+def _changed(query: PlanQuery, changes: tuple[_Change, ...]) -> PlanQuery:
+    training = query.training
     for change in changes:
         training = change.apply(training)
-    return dataclasses.replace(question, training=training)
+    return dataclasses.replace(query, training=training)
 
 
 def _changes(training: Training, *, on_gpus: bool) -> Iterator[_Change]:
@@ -363,18 +369,18 @@ def _replaced(words: str, group: str, **values: object) -> _Change:
     return _Change(words, group, lambda training: dataclasses.replace(training, **values))  # type: ignore[arg-type]
 
 
-def _one_card(question: Question, bench: EvaluationContext) -> Suggestion | None:
+def _one_card(query: PlanQuery, bench: EvaluationContext) -> Suggestion | None:
     """The smallest card of the catalogue that holds the job alone."""
     none = LinkModel(latency_s=0.0, bytes_per_s=1e12, source="one card: nothing travels")
     for spec in sorted(GPUS, key=lambda gpu: (gpu.total_bytes, -gpu.tflops)):
-        if spec.laptop or (question.training.compute == "bf16" and not spec.bf16):
+        if spec.laptop or (query.training.compute == "bf16" and not spec.bf16):
             continue
-        world = PlannedCluster(seats=imagine(spec.name), wire=none, inside=none, asked=False)
-        if (draft := choose(_fitting(question, world, bench))) is not None:
+        world = PlannedCluster(placements=imagine(spec.name), wire=none, inside=none, asked=False)
+        if (draft := choose(_fitting(query, world, bench))) is not None:
             words = f"one card with {spec.memory_gb:g} GB, such as {spec.name}"
-            return Suggestion(words=(words,), option=draft)
+            return Suggestion(words=(words,), candidate=draft)
     return None
 
 
-def _fitting(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Option]:
-    return [draft for draft in best_of_kinds(question, world, bench) if draft.fits]
+def _fitting(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> list[Candidate]:
+    return [draft for draft in best_of_kinds(query, world, bench) if draft.fits]

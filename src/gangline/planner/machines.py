@@ -29,7 +29,7 @@ _HOST = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Placement:
     """A place for one rank: a GPU, or the processor of a host without one."""
 
     host: str
@@ -59,9 +59,9 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the fabric is computed once, and kept
 class PlannedCluster:
-    """Seats by global rank, and the links between them."""
+    """Placements by global rank, and the links between them."""
 
-    seats: tuple[Seat, ...]
+    placements: tuple[Placement, ...]
     """Those of a host are adjacent."""
     wire: LinkModel
     """Between hosts: the slowest way of the ring."""
@@ -73,35 +73,43 @@ class PlannedCluster:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Names, in the order of ranks."""
-        return tuple(dict.fromkeys(seat.host for seat in self.seats))
+        return tuple(dict.fromkeys(placement.host for placement in self.placements))
 
     @functools.cached_property
     def fabric(self) -> Fabric:
         """The links of its ranks."""
-        slots = tuple(Counter(seat.host for seat in self.seats).values())
+        slots = tuple(Counter(placement.host for placement in self.placements).values())
         return Fabric(slots=slots, wire=self.wire, inside=self.inside)
 
     @property
     def crowded(self) -> tuple[str, ...]:
         """Hosts with more ranks than GPUs, where they have some."""
-        return tuple(dict.fromkeys(seat.host for seat in self.seats if seat.gpu is not None and seat.num_sharing > 1))
+        return tuple(
+            dict.fromkeys(
+                placement.host
+                for placement in self.placements
+                if placement.gpu is not None and placement.num_sharing > 1
+            )
+        )
 
-    def seats_of(self, host: str) -> tuple[Seat, ...]:
-        """The seats of one host."""
-        return tuple(seat for seat in self.seats if seat.host == host)
+    def placements_of(self, host: str) -> tuple[Placement, ...]:
+        """The placements of one host."""
+        return tuple(placement for placement in self.placements if placement.host == host)
 
     def only(self, hosts: Sequence[str]) -> PlannedCluster:
         """The same world with these hosts alone."""
-        return dataclasses.replace(self, seats=tuple(seat for seat in self.seats if seat.host in hosts))
+        return dataclasses.replace(
+            self, placements=tuple(placement for placement in self.placements if placement.host in hosts)
+        )
 
 
-def imagine(text: str, *, taken: Sequence[str] = ()) -> tuple[Seat, ...]:
-    """Seats of machines that nobody asks: `[name=][Nx]GPU`, separated by commas.
+def imagine(text: str, *, taken: Sequence[str] = ()) -> tuple[Placement, ...]:
+    """Placements of machines that nobody asks: `[name=][Nx]GPU`, separated by commas.
 
     "pc1=rtx4090, 2xrtx3090" is two hosts, pc1 with one card and host2 with two. taken: names that are in use. Raises
     UsageError for cards that the catalogue does not have.
     """
-    seats: list[Seat] = []
+    placements: list[Placement] = []
     names = list(taken)
     for part in (piece.strip() for piece in text.split(",")):
         match = _HOST.fullmatch(part)
@@ -116,10 +124,12 @@ def imagine(text: str, *, taken: Sequence[str] = ()) -> tuple[Seat, ...]:
             raise UsageError(f"two machines are called {name}", seen=f"{text!r}", fix="give each one its own name")
         names.append(name)
         spec = card(match["gpu"])
-        seats += [_imagined(name, device, spec) for device in range(int(match["count"] or 1))]
-    if len(seats) > MOST_RANKS:
-        raise UsageError(f"{len(seats)} ranks", seen=f"expected {MOST_RANKS} at the most", fix="name fewer machines")
-    return tuple(seats)
+        placements += [_imagined(name, device, spec) for device in range(int(match["count"] or 1))]
+    if len(placements) > MOST_RANKS:
+        raise UsageError(
+            f"{len(placements)} ranks", seen=f"expected {MOST_RANKS} at the most", fix="name fewer machines"
+        )
+    return tuple(placements)
 
 
 def card(text: str) -> GpuSpec:
@@ -158,9 +168,9 @@ def with_hosts(world: PlannedCluster, text: str) -> PlannedCluster:
     more = imagine(text, taken=world.hosts)
     wire = world.wire if len(world.hosts) > 1 else assumed_link()
     inside = world.inside
-    if len({seat.host for seat in more}) < len(more):
+    if len({placement.host for placement in more}) < len(more):
         inside = min(inside, bus_of(more), key=lambda model: model.bytes_per_s)
-    return dataclasses.replace(world, seats=(*world.seats, *more), wire=wire, inside=inside)
+    return dataclasses.replace(world, placements=(*world.placements, *more), wire=wire, inside=inside)
 
 
 def assumed_link() -> LinkModel:
@@ -170,9 +180,9 @@ def assumed_link() -> LinkModel:
     )
 
 
-def bus_of(seats: Sequence[Seat]) -> LinkModel:
+def bus_of(placements: Sequence[Placement]) -> LinkModel:
     """What joins the cards of a host whose table nobody read: NVLink where the card's name says so, else the bus."""
-    names = {(nvlink_of(seat.gpu or "") or USUAL_BUS) for seat in seats}
+    names = {(nvlink_of(placement.gpu or "") or USUAL_BUS) for placement in placements}
     return min((link(each) for each in names), key=lambda model: model.bytes_per_s)
 
 
@@ -184,13 +194,13 @@ def without_hosts(world: PlannedCluster, names: Sequence[str]) -> PlannedCluster
                 f"there is no host {name!r}", seen=f"the hosts are {', '.join(world.hosts)}", fix="name one of these"
             )
     rest = world.only([host for host in world.hosts if host not in names])
-    if not rest.seats:
+    if not rest.placements:
         raise UsageError("no host is left", seen=f"without {', '.join(names)}", fix="leave one")
     return rest
 
 
-def _imagined(host: str, device: int, spec: GpuSpec) -> Seat:
-    return Seat(
+def _imagined(host: str, device: int, spec: GpuSpec) -> Placement:
+    return Placement(
         host=host,
         device=device,
         gpu=spec.name,

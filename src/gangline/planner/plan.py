@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangline.catalog.gpu_specs import peak_flops
-from gangline.planner.option import Option
+from gangline.planner.candidate import Candidate
 from gangline.planner.shares import host_shares, rank_hosts, rank_shares
 from gangline.planner.training import PlannedStrategy
 from gangline.runs.cluster import Cluster
@@ -154,7 +154,7 @@ def make_plan(
     cluster: Cluster,
     gpus: Mapping[str, Sequence[str]] | None = None,
     *,
-    option: Option | None = None,
+    candidate: Candidate | None = None,
     divides: str = "",
     notes: Sequence[str] = (),
 ) -> Plan:
@@ -166,8 +166,8 @@ def make_plan(
     """
     gpus = gpus or {}
     devices = devices_of(cluster, gpus)
-    division = _division(job, option, cluster, shares_gpus=_shares_gpus(cluster, devices, gpus))
-    shares = _told_shares(job, cluster, division.half) if option is None else option.shares
+    division = _division(job, candidate, cluster, shares_gpus=_shares_gpus(cluster, devices, gpus))
+    shares = _told_shares(job, cluster, division.half) if candidate is None else candidate.shares
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
     return Plan(
         **division.division(),
@@ -186,7 +186,7 @@ def make_plan(
         evaluates=job.data.evaluation is not None or job.data.evaluation_fraction > 0,
         evaluation_at_start=job.evaluation.at_start,
         evaluation_every_steps=job.evaluation.every_steps,
-        forecast=None if option is None else _forecast(option),
+        forecast=None if candidate is None else _forecast(candidate),
         divides=divides,
         notes=(*_notes(ranks, shares_gpus=division.shares_gpus), *notes),
     )
@@ -203,25 +203,25 @@ def _told_shares(job: Job, cluster: Cluster, half: PlanHalf) -> tuple[int, ...]:
     return (host_shares if half.layers == "sliced" else rank_shares)(cluster, count)
 
 
-def _forecast(option: Option) -> Forecast:
-    time = option.time
-    compute: Sequence[float | None] = [None] * len(option.needs)
+def _forecast(candidate: Candidate) -> Forecast:
+    time = candidate.time
+    compute: Sequence[float | None] = [None] * len(candidate.needs)
     if time is not None:
-        most = max(1, *option.shares)
-        shares = zip(time.compute_s, option.shares, strict=True)
+        most = max(1, *candidate.shares)
+        shares = zip(time.compute_s, candidate.shares, strict=True)
         compute = [each + time.inside_s * share / most for each, share in shares]  # as ranks will tell it
     ranks = tuple(
         RankForecast(
             allocated_bytes=need.memory.allocated_bytes,
             process_bytes=need.memory.process.likely,
-            free_bytes=need.seat.free_bytes,
+            free_bytes=need.placement.free_bytes,
             chance=need.chance,
             compute_s=compute_s,
-            gpu=need.seat.gpu,
+            gpu=need.placement.gpu,
             profile=None if model is None else model.profile,
             persistent_bytes=need.memory.persistent_bytes,
         )
-        for need, compute_s, model in zip(option.needs, compute, option.shift.models, strict=True)
+        for need, compute_s, model in zip(candidate.needs, compute, candidate.scenario.models, strict=True)
     )
     return Forecast(
         ranks=ranks,
@@ -230,9 +230,9 @@ def _forecast(option: Option) -> Forecast:
         step_high_s=None if time is None else time.high_s,
         communication_s=None if time is None else time.communication_s,
         exposed_s=None if time is None else time.exposed_s - time.inside_s,
-        sent_bytes=option.traffic.sent_bytes,
-        tokens_per_sample=option.question.tokens_per_sample,
-        source=option.source,
+        sent_bytes=candidate.traffic.sent_bytes,
+        tokens_per_sample=candidate.query.tokens_per_sample,
+        source=candidate.source,
     )
 
 
@@ -270,11 +270,11 @@ def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
     return len(set(places)) < len(places)
 
 
-def _division(job: Job, option: Option | None, cluster: Cluster, *, shares_gpus: bool) -> Division:
+def _division(job: Job, candidate: Candidate | None, cluster: Cluster, *, shares_gpus: bool) -> Division:
     """Of the weighed option, or the one that the job asks for."""
     num_ranks = sum(host.slots for host in cluster.hosts)
-    half = plan_half(_kind(job, option, cluster, num_ranks=num_ranks))
-    way = PlannedStrategy(kind=half.kind, world_size=num_ranks) if option is None else option.strategy
+    half = plan_half(_kind(job, candidate, cluster, num_ranks=num_ranks))
+    way = PlannedStrategy(kind=half.kind, world_size=num_ranks) if candidate is None else candidate.strategy
     several = len(cluster.hosts) > 1 if half.layers == "sliced" else num_ranks > 1
     return Division(
         strategy=half.kind,
@@ -287,12 +287,12 @@ def _division(job: Job, option: Option | None, cluster: Cluster, *, shares_gpus:
     )
 
 
-def _kind(job: Job, option: Option | None, cluster: Cluster, *, num_ranks: int) -> str:
+def _kind(job: Job, candidate: Candidate | None, cluster: Cluster, *, num_ranks: int) -> str:
     """The strategy of the weighed option, or the one that the job asks for; too few ranks for it have the default."""
     asked = job.strategy.kind
     if asked != AUTO and plan_half(asked).in_rounds:
         return asked  # one host alone has rounds as well, and others may join it
-    weighed = asked if option is None else option.strategy.kind
+    weighed = asked if candidate is None else candidate.strategy.kind
     if weighed == AUTO:
         return DEFAULT
     half = plan_half(plan_half(weighed).runs_as or weighed)

@@ -8,12 +8,12 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gangline.planner.decision import AS_FAST, Suggestion, Verdict
-from gangline.planner.machines import Seat
+from gangline.planner.candidate import Candidate, builds_method, lacking
+from gangline.planner.decision import AS_FAST, Choice, Suggestion
+from gangline.planner.machines import Placement
 from gangline.planner.memory import Memory
-from gangline.planner.option import Option, builds_method, lacking
+from gangline.planner.memory_fit import Need
 from gangline.planner.plan import Plan, PlannedRank
-from gangline.planner.room import Need
 from gangline.planner.saves import SaveCost, Saving, save_cost
 from gangline.planner.traffic import trained_weights, wire_bytes
 from gangline.planner.training import PlannedStrategy
@@ -24,10 +24,10 @@ from gangline.units import format_bytes, format_count, format_duration
 # Why gangline's own trainer does not do what the plan found best. Pure.
 
 
-def why_not(option: Option) -> str:
+def why_not(candidate: Candidate) -> str:
     """One sentence of an option that is not built."""
-    half = option.strategy.half
-    if (missing := lacking(option.strategy, option.training, option.architecture)) is not None:
+    half = candidate.strategy.half
+    if (missing := lacking(candidate.strategy, candidate.training, candidate.architecture)) is not None:
         return f"gangline train cannot do {missing.what} yet"
     return f"gangline train does {half.kind} only where the job asks for it, for {half.capabilities.asked_only}"
 
@@ -56,28 +56,28 @@ class Length:
         return None if self.known is None else self.known[0]
 
 
-def report(verdict: Verdict, length: Length, *, why: bool = False, width: int = 120) -> list[str]:
+def report(choice: Choice, length: Length, *, why: bool = False, width: int = 120) -> list[str]:
     """All that was decided. why: every strategy that was weighed, not the usual ones alone; width: of the screen."""
-    best = verdict.best
-    rows = [("model", _model(verdict)), *_fit_rows(verdict, width)]
+    best = choice.best
+    rows = [("model", _model(choice)), *_fit_rows(choice, width)]
     if best is None:
         rows.append(("strategy", "none fits"))
     else:
         rows += [("strategy", f"{name(best.strategy)}: {best.strategy.half.meaning}")]
         rows += [("disk", text) for text in [best.on_disk] if text]
         rows += [("shares", text) for text in [_shares(best)] if text]
-        rows += [("divides", text) for text in _divides(verdict)]
+        rows += [("divides", text) for text in _divides(choice)]
         rows += [("step", text) for text in _step(best)]
         rows += [("run", text) for text in _run(best, length)]
         rows += [("saves", text) for text in _saves(save_cost(best, length.saving), length.saving, why=why)]
-    rows += [("instead of", text) for text in _others(verdict, every=why)]
-    rows += [("machines", text) for text in _machines(verdict, length.steps)]
-    rows += [("today", text) for text in _today(verdict, length.steps)]
-    rows += [("note", text) for text in _notes(verdict)]
+    rows += [("instead of", text) for text in _others(choice, every=why)]
+    rows += [("machines", text) for text in _machines(choice, length.steps)]
+    rows += [("today", text) for text in _today(choice, length.steps)]
+    rows += [("note", text) for text in _notes(choice)]
     return _aligned(rows, width)
 
 
-def change_line(before: Verdict, after: Verdict, width: int) -> list[str]:
+def change_line(before: Choice, after: Choice, width: int) -> list[str]:
     """What the change of machines, links or model brings, in a line."""
     old, new = before.best, after.best
     texts = ["does not fit" if each is None else f"{_seconds(each.seconds)} a step" for each in (old, new)]
@@ -93,19 +93,19 @@ def ways_lines(ways: Sequence[Suggestion], width: int = 120) -> list[str]:
         return ["instead     no option fits: use a smaller model or more hosts"]
     rows = []
     for way in ways:
-        need = way.option.tightest
-        text = f"{' and '.join(way.words)}: fits with {name(way.option.strategy)}, {_need(need)} GiB"
-        text += f" of {_gib(need.seat.free_bytes)}" if need.seat.free_bytes is not None else ""
-        text += "" if way.option.is_built else " (gangline train cannot do this yet)"
+        need = way.candidate.tightest
+        text = f"{' and '.join(way.words)}: fits with {name(way.candidate.strategy)}, {_need(need)} GiB"
+        text += f" of {_gib(need.placement.free_bytes)}" if need.placement.free_bytes is not None else ""
+        text += "" if way.candidate.is_built else " (gangline train cannot do this yet)"
         rows.append(("instead", text))
     return _aligned(rows, width)
 
 
-def terms(verdict: Verdict, width: int = 120) -> list[str]:
+def terms(choice: Choice, width: int = 120) -> list[str]:
     """The terms of memory of the option that was taken, or of the nearest one; of the rank that needs most."""
-    option = verdict.best or max(verdict.by_kind, key=lambda each: each.chance)
-    memory = option.tightest.memory
-    rows = [("memory", f"{name(option.strategy)} on {option.tightest.seat.host}, GiB:")]
+    candidate = choice.best or max(choice.by_kind, key=lambda each: each.chance)
+    memory = candidate.tightest.memory
+    rows = [("memory", f"{name(candidate.strategy)} on {candidate.tightest.placement.host}, GiB:")]
     rows += [("", f"{_gib2(term.num_bytes)}  {term.name}: {term.source}") for term in memory.persistent]
     rows += [("", f"{_gib2(memory.peak.num_bytes)}  at the peak, {memory.peak.name}, of which")]
     rows += [("", f"    {_gib2(term.num_bytes)}  {term.name}: {term.source}") for term in memory.peak.terms]
@@ -122,76 +122,76 @@ def name(strategy: PlannedStrategy) -> str:
     return strategy.half.title(strategy)
 
 
-def _model(verdict: Verdict) -> str:
-    architecture, training = verdict.question.architecture, verdict.question.training
+def _model(choice: Choice) -> str:
+    architecture, training = choice.query.architecture, choice.query.training
     text = f"{architecture.model_type}, {format_count(architecture.num_parameters)} parameters in "
     text += f"{architecture.num_layers} layers; {training.method}"
     if training.method != "full":
         text += f", rank {training.rank}"
-    option = verdict.best or verdict.by_kind[0]
-    trained = format_count(trained_weights(architecture, option.training))
+    candidate = choice.best or choice.by_kind[0]
+    trained = format_count(trained_weights(architecture, candidate.training))
     return f"{text}: {trained} trained, compute in {training.compute}"
 
 
-def _fit_rows(verdict: Verdict, width: int) -> Iterator[tuple[str, str]]:
-    """Tables of as many columns as the screen has room for: a column per kind of seat, a row per strategy."""
+def _fit_rows(choice: Choice, width: int) -> Iterator[tuple[str, str]]:
+    """Tables of as many columns as the screen has room for: a column per kind of placement, a row per strategy."""
     yield "fits", "GiB needed by a rank, and the chance that it fits"
-    groups = list(_groups(verdict.world.seats).values())
-    names = [name(option.strategy) for option in verdict.by_kind]
+    groups = list(_groups(choice.world.placements).values())
+    names = [name(candidate.strategy) for candidate in choice.by_kind]
     first = max(len(each) for each in (*names, "free")) + 2
     room = max(1, (width - TITLE - first) // (COLUMN + 2))
     for begin in range(0, len(groups), room):
         part = groups[begin : begin + room]
-        heads = [textwrap.wrap(_column_head(seats), COLUMN) for seats in part]
+        heads = [textwrap.wrap(_column_head(placements), COLUMN) for placements in part]
         for line in range(max(map(len, heads))):
             yield "", _table_row("", first, [head[line] if line < len(head) else "" for head in heads])
-        yield "", _table_row("free", first, [_free(seats[0]) for seats in part])
-        for option, title in zip(verdict.by_kind, names, strict=True):
-            yield "", _table_row(title, first, [_cell(option, seats) for seats in part])
-    yield from (("with", text) for text in _settings(verdict))
+        yield "", _table_row("free", first, [_free(placements[0]) for placements in part])
+        for candidate, title in zip(choice.by_kind, names, strict=True):
+            yield "", _table_row(title, first, [_cell(candidate, placements) for placements in part])
+    yield from (("with", text) for text in _settings(choice))
 
 
 def _table_row(title: str, first: int, cells: Sequence[str]) -> str:
     return (title.ljust(first) + "  ".join(cell.ljust(COLUMN) for cell in cells)).rstrip()
 
 
-def _settings(verdict: Verdict) -> Iterator[str]:
+def _settings(choice: Choice) -> Iterator[str]:
     """What was chosen for each row of the table, where the job leaves that open."""
     groups: dict[str, list[str]] = {}
-    for option in verdict.by_kind:
-        recomputed = ", with activation checkpointing" if option.training.checkpointing else ""
-        recomputed += f", gradients sent in {option.training.exchange}" if option.training.exchange else ""
-        groups.setdefault(f"micro-batches of {option.training.micro_batch}{recomputed}", []).append(
-            option.strategy.kind
+    for candidate in choice.by_kind:
+        recomputed = ", with activation checkpointing" if candidate.training.checkpointing else ""
+        recomputed += f", gradients sent in {candidate.training.exchange}" if candidate.training.exchange else ""
+        groups.setdefault(f"micro-batches of {candidate.training.micro_batch}{recomputed}", []).append(
+            candidate.strategy.kind
         )
-    if verdict.question.open:
+    if choice.query.open:
         yield "; ".join(f"{words}: {', '.join(kinds)}" for words, kinds in groups.items())
 
 
-def _groups(seats: Sequence[Seat]) -> dict[tuple[object, ...], list[Seat]]:
-    """Seats with the same card and as much free memory, whatever their host."""
-    groups: dict[tuple[object, ...], list[Seat]] = {}
-    for seat in seats:
-        free = None if seat.free_bytes is None else round(seat.free_bytes / GIB, 1)
-        groups.setdefault((seat.gpu, free, seat.memory_from), []).append(seat)
+def _groups(placements: Sequence[Placement]) -> dict[tuple[object, ...], list[Placement]]:
+    """Placements with the same card and as much free memory, whatever their host."""
+    groups: dict[tuple[object, ...], list[Placement]] = {}
+    for placement in placements:
+        free = None if placement.free_bytes is None else round(placement.free_bytes / GIB, 1)
+        groups.setdefault((placement.gpu, free, placement.memory_from), []).append(placement)
     return groups
 
 
-def _column_head(seats: Sequence[Seat]) -> str:
-    hosts = list(dict.fromkeys(seat.host for seat in seats))
+def _column_head(placements: Sequence[Placement]) -> str:
+    hosts = list(dict.fromkeys(placement.host for placement in placements))
     where = hosts[0] if len(hosts) == 1 else f"{hosts[0]}..{hosts[-1]}" if len(hosts) > 2 else ",".join(hosts)
-    return f"{where} {f'{len(seats)} x ' if len(seats) > 1 else ''}{seats[0].label}"
+    return f"{where} {f'{len(placements)} x ' if len(placements) > 1 else ''}{placements[0].label}"
 
 
-def _free(seat: Seat) -> str:
-    if seat.free_bytes is None:
+def _free(placement: Placement) -> str:
+    if placement.free_bytes is None:
         return "not known"
-    return f"{'' if seat.memory_from == 'measured' else 'about '}{_gib(seat.free_bytes)} GiB"
+    return f"{'' if placement.memory_from == 'measured' else 'about '}{_gib(placement.free_bytes)} GiB"
 
 
-def _cell(option: Option, seats: Sequence[Seat]) -> str:
-    """The greatest need among these seats, and the chance that it fits."""
-    needs = [need for need in option.needs if need.seat in seats]
+def _cell(candidate: Candidate, placements: Sequence[Placement]) -> str:
+    """The greatest need among these placements, and the chance that it fits."""
+    needs = [need for need in candidate.needs if need.placement in placements]
     if not needs:
         return "-"
     worst = min(needs, key=lambda need: 1.0 if need.chance is None else need.chance)
@@ -206,19 +206,19 @@ def _verdict(need: Need) -> str:
     return word if need.chance < 0.005 or need.chance > 0.995 else f"{word} {per_cent}"
 
 
-def _shares(option: Option) -> str:
-    training = option.training
+def _shares(candidate: Candidate) -> str:
+    training = candidate.training
     text = f"micro-batches of {training.micro_batch}"
     text += ", with activation checkpointing" if training.checkpointing else ""
-    if option.strategy.replicas > 1:
-        return f"{text}: {dealt_to_rows(option.dealt)}"
-    if option.strategy.world_size == 1 or option.strategy.half.layers == "staged":
-        return f"{option.shares[0]} {text}"
-    total = sum(option.dealt)
+    if candidate.strategy.replicas > 1:
+        return f"{text}: {dealt_to_rows(candidate.dealt)}"
+    if candidate.strategy.world_size == 1 or candidate.strategy.half.layers == "staged":
+        return f"{candidate.shares[0]} {text}"
+    total = sum(candidate.dealt)
     hosts: dict[str, int] = {}
-    together = option.strategy.half.layers == "sliced"
-    for need, share in zip(option.needs, option.shares, strict=True):
-        hosts[need.seat.host] = share if together else hosts.get(need.seat.host, 0) + share
+    together = candidate.strategy.half.layers == "sliced"
+    for need, share in zip(candidate.needs, candidate.shares, strict=True):
+        hosts[need.placement.host] = share if together else hosts.get(need.placement.host, 0) + share
     each = [f"{host} {share} ({100 * share / total:.0f} %)" for host, share in list(hosts.items())[:8]]
     more = f" and {len(hosts) - 8} more hosts" if len(hosts) > 8 else ""
     return f"{text}: {', '.join(each)}{more}"
@@ -231,61 +231,66 @@ def dealt_to_rows(shares: Sequence[int]) -> str:
     return f"{' + '.join(map(str, shares[:8]))}{' + ...' if len(shares) > 8 else ''} in {len(shares)} pipelines"
 
 
-def _divides(verdict: Verdict) -> Iterator[str]:
+def _divides(choice: Choice) -> Iterator[str]:
     """Why this batch, or what is bad about it; of what would be run, which may be another way than the best."""
-    dividing, run = verdict.dividing, verdict.runnable
+    dividing, run = choice.dividing, choice.runnable
     if dividing is not None and dividing.words:
-        other = run is not None and verdict.best is not None and run.strategy.kind != verdict.best.strategy.kind
+        other = run is not None and choice.best is not None and run.strategy.kind != choice.best.strategy.kind
         yield f"with {name(run.strategy)}, {dividing.words}" if run is not None and other else dividing.words
 
 
-def _step(option: Option) -> Iterator[str]:
-    time = option.time
+def _step(candidate: Candidate) -> Iterator[str]:
+    time = candidate.time
     if time is None:
         yield "step time is unknown; measure it: gangline bench compute JOB"
         return
-    wire = wire_bytes(option.traffic, option.world.fabric.slots)
+    wire = wire_bytes(candidate.traffic, candidate.world.fabric.slots)
     text = f"{_seconds(time.total_s)} ({_seconds(time.low_s)} to {_seconds(time.high_s)})"
-    if option.traffic.exchanges:
+    if candidate.traffic.exchanges:
         share = f"{100 * time.communication_share:.1f} %"
         text += f", of which {_seconds(time.exposed_s)} waiting for the network ({share})"
     yield text
-    yield from _format(option)
-    if option.traffic.exchanges:
+    yield from _format(candidate)
+    if candidate.traffic.exchanges:
         out, inside = max(wire.out, default=0.0), max(wire.inside, default=0.0)
-        ways = [f"each host sends {format_bytes(out)} per step ({option.world.wire.source})"] if out else []
+        ways = [f"each host sends {format_bytes(out)} per step ({candidate.world.wire.source})"] if out else []
         ways += (
-            [f"each GPU sends {format_bytes(inside)} to its neighbour ({option.world.inside.source})"] if inside else []
+            [f"each GPU sends {format_bytes(inside)} to its neighbour ({candidate.world.inside.source})"]
+            if inside
+            else []
         )
         yield f"{' and '.join(ways)}: {_seconds(time.communication_s)} without overlap"
-    yield f"computation {option.source or 'not known'}"
-    if any(seat.spec and seat.spec.laptop and seat.power_limit_w is None for seat in option.world.seats):
+    yield f"computation {candidate.source or 'not known'}"
+    if any(
+        placement.spec and placement.spec.laptop and placement.power_limit_w is None
+        for placement in candidate.world.placements
+    ):
         yield "laptop GPU speed depends on its power limit; the middle of the range is assumed"
 
 
-def _format(option: Option) -> Iterator[str]:
+def _format(candidate: Candidate) -> Iterator[str]:
     """What gradients travel as, where that is worth a word."""
-    time, narrow_s = option.time, option.narrow_s
-    if option.training.exchange and option.strategy.world_size == 1:
-        yield f"exchange: {option.training.exchange} does nothing: one rank exchanges no gradients"
-    elif option.training.exchange and option.strategy.half.narrows:
-        yield f"gradients travel in {option.training.exchange}"
+    time, narrow_s = candidate.time, candidate.narrow_s
+    if candidate.training.exchange and candidate.strategy.world_size == 1:
+        yield f"exchange: {candidate.training.exchange} does nothing: one rank exchanges no gradients"
+    elif candidate.training.exchange and candidate.strategy.half.narrows:
+        yield f"gradients travel in {candidate.training.exchange}"
     elif time is not None and narrow_s is not None and narrow_s * AS_FAST < time.total_s:
         gain = f"{_seconds(time.total_s - narrow_s)} off a step of {_seconds(time.total_s)}"
         yield f"exchange: bf16 would take {gain}; gradients are then rounded"
 
 
-def _run(option: Option, length: Length) -> Iterator[str]:
+def _run(candidate: Candidate, length: Length) -> Iterator[str]:
     if length.known is None and length.unknown:
         yield f"total time is unknown: {length.unknown}"
-    if option.time is None or length.known is None:
+    if candidate.time is None or length.known is None:
         return
     steps, words = length.known
-    time = option.time
+    time = candidate.time
     low, high = (format_duration(steps * each) for each in (time.low_s, time.high_s))
     yield f"{words}: {format_duration(steps * time.total_s)} ({low} to {high})"
-    powers = [seat.spec.power_w for seat in option.world.seats if seat.spec is not None]
-    if len(powers) == len(option.world.seats):
+    powers = [placement.spec.power_w for placement in candidate.world.placements if placement.spec is not None]
+    if len(powers) == len(candidate.world.placements):
         kwh = sum(powers) * steps * time.total_s / 3.6e6
         if kwh >= 0.01:
             yield f"{kwh:.3g} kWh at most, for the GPUs alone, each at its full {_range(powers)} W"
@@ -311,55 +316,58 @@ def _saves(cost: SaveCost, saving: Saving, *, why: bool) -> Iterator[str]:
         yield "on a slow disk a save outlasts the pause between saves: saves come less often, and a fault loses more"
 
 
-def _others(verdict: Verdict, *, every: bool) -> Iterator[str]:
+def _others(choice: Choice, *, every: bool) -> Iterator[str]:
     """What was not taken, and the reason."""
-    best = verdict.best
-    for option in verdict.by_kind:
-        if best is not None and option.strategy.kind == best.strategy.kind:
+    best = choice.best
+    for candidate in choice.by_kind:
+        if best is not None and candidate.strategy.kind == best.strategy.kind:
             continue
-        if every or best is None or option.strategy.half.usual:
-            yield f"{name(option.strategy)}: {_reason(option, best)}"
+        if every or best is None or candidate.strategy.half.usual:
+            yield f"{name(candidate.strategy)}: {_reason(candidate, best)}"
 
 
-def _reason(option: Option, best: Option | None) -> str:
-    if not option.may_fit:
-        need = option.tightest
-        return f"does not fit on {need.seat.host}: {_need(need)} of {_gib(need.seat.free_bytes)} GiB"
-    if option.time is None or best is None or best.time is None:
-        return "its results differ from one big machine" if not option.is_exact else "fits, but does more work per step"
-    words = f"{_seconds(option.time.total_s)} a step against {_seconds(best.time.total_s)}"
-    if not option.is_exact and option.seconds < best.seconds:
+def _reason(candidate: Candidate, best: Candidate | None) -> str:
+    if not candidate.may_fit:
+        need = candidate.tightest
+        return f"does not fit on {need.placement.host}: {_need(need)} of {_gib(need.placement.free_bytes)} GiB"
+    if candidate.time is None or best is None or best.time is None:
+        return (
+            "its results differ from one big machine" if not candidate.is_exact else "fits, but does more work per step"
+        )
+    words = f"{_seconds(candidate.time.total_s)} a step against {_seconds(best.time.total_s)}"
+    if not candidate.is_exact and candidate.seconds < best.seconds:
         return f"{words}, but its results differ from one big machine"
-    if option.seconds <= best.seconds * 1.02:
-        return f"{words}: hardly faster, with more that can fail" if option.fits else f"{words}: memory is tight"
-    heavy = max(option.traffic.exchanges, key=lambda each: each.sent_bytes, default=None)
-    if heavy is not None and option.time.exposed_s > 0.2 * (option.time.total_s - best.time.total_s):
+    if candidate.seconds <= best.seconds * 1.02:
+        return f"{words}: hardly faster, with more that can fail" if candidate.fits else f"{words}: memory is tight"
+    heavy = max(candidate.traffic.exchanges, key=lambda each: each.sent_bytes, default=None)
+    if heavy is not None and candidate.time.exposed_s > 0.2 * (candidate.time.total_s - best.time.total_s):
         words += f"; {heavy.what}: {format_bytes(heavy.sent_bytes)} per step and rank over this link"
     return words
 
 
-def _machines(verdict: Verdict, steps: int | None) -> Iterator[str]:
+def _machines(choice: Choice, steps: int | None) -> Iterator[str]:
     """What 1..n machines take; the first lines to read for who thinks of another one."""
-    rows = [few.best for few in verdict.by_hosts if few.best is not None and few.best.time is not None]
-    if len(verdict.world.hosts) < 2 or not rows:
+    rows = [few.best for few in choice.by_hosts if few.best is not None and few.best.time is not None]
+    if len(choice.world.hosts) < 2 or not rows:
         return
-    for option in rows:
-        ratio = f", {rows[0].seconds / option.seconds:.2f} x" if option is not rows[0] else ""
-        yield f"{len(option.world.hosts)} ({_who(option)}) {_length(option, steps)}{ratio}, {name(option.strategy)}"
+    for candidate in rows:
+        ratio = f", {rows[0].seconds / candidate.seconds:.2f} x" if candidate is not rows[0] else ""
+        hosts = f"{len(candidate.world.hosts)} ({_who(candidate)})"
+        yield f"{hosts} {_length(candidate, steps)}{ratio}, {name(candidate.strategy)}"
 
 
-def _who(option: Option) -> str:
-    hosts = option.world.hosts
+def _who(candidate: Candidate) -> str:
+    hosts = candidate.world.hosts
     return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} .. {hosts[-1]}"
 
 
-def _length(option: Option, steps: int | None) -> str:
-    return format_duration(steps * option.seconds) if steps else f"{_seconds(option.seconds)} a step"
+def _length(candidate: Candidate, steps: int | None) -> str:
+    return format_duration(steps * candidate.seconds) if steps else f"{_seconds(candidate.seconds)} a step"
 
 
-def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
+def _today(choice: Choice, steps: int | None) -> Iterator[str]:
     """What gangline's own trainer can do, where that is not what was chosen."""
-    best, today = verdict.best, verdict.today
+    best, today = choice.best, choice.today
     if best is None or best.is_built:
         if best is None and today is not None:
             yield f"gangline train would try {name(today.strategy)} on {_who(today)}"
@@ -374,34 +382,43 @@ def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
         yield lacking
 
 
-def _notes(verdict: Verdict) -> Iterator[str]:
-    best = verdict.best
+def _notes(choice: Choice) -> Iterator[str]:
+    best = choice.best
     if best is not None and not best.fits:
         yield f"memory is tight: it fits with a chance of {100 * best.chance:.0f} %"
-    if (slower := slower_than_alone(verdict)) is not None:
+    if (slower := slower_than_alone(choice)) is not None:
         yield slower
-    for option in verdict.by_kind:
-        if best is not None and not option.is_exact and option.may_fit and option.seconds * MUCH_FASTER < best.seconds:
+    for candidate in choice.by_kind:
+        if (
+            best is not None
+            and not candidate.is_exact
+            and candidate.may_fit
+            and candidate.seconds * MUCH_FASTER < best.seconds
+        ):
             yield (
-                f"{option.strategy.kind} would take {_seconds(option.seconds)} a step instead of "
+                f"{candidate.strategy.kind} would take {_seconds(candidate.seconds)} a step instead of "
                 f"{_seconds(best.seconds)}, with other numbers than one big machine: an exchange every "
-                f"{option.strategy.inner_steps} steps; choose it with strategy: {option.strategy.kind}"
+                f"{candidate.strategy.inner_steps} steps; choose it with strategy: {candidate.strategy.kind}"
             )
     if best is not None:
         yield from _precision(best)
-    if (runnable := verdict.runnable) is not None and runnable is not best:
+    if (runnable := choice.runnable) is not None and runnable is not best:
         yield from _format(runnable)
 
 
-def _precision(best: Option) -> Iterator[str]:
+def _precision(best: Candidate) -> Iterator[str]:
     """Which numbers cards without bf16 end with, and what that costs."""
-    compute, specs = best.training.compute, [need.seat.spec for need in best.needs]
-    lacking = _labels(need.seat for need in best.needs if need.seat.spec is not None and not need.seat.spec.bf16)
+    compute, specs = best.training.compute, [need.placement.spec for need in best.needs]
+    lacking = _labels(
+        need.placement for need in best.needs if need.placement.spec is not None and not need.placement.spec.bf16
+    )
     if compute == "bf16" and lacking:
         yield f"{lacking} cannot compute in bf16: precision: auto takes fp16"
     if compute == "fp16" and lacking:
         yield f"products are in fp16, with a loss scale: {lacking} cannot compute in bf16, and all cards use one format"
-    slow = _labels(need.seat for need in best.needs if need.seat.spec is not None and need.seat.spec.fp16_share < 1)
+    slow = _labels(
+        need.placement for need in best.needs if need.placement.spec is not None and need.placement.spec.fp16_share < 1
+    )
     if compute == "fp16" and slow:
         share = min(spec.fp16_share for spec in specs if spec is not None)
         yield (
@@ -410,17 +427,17 @@ def _precision(best: Option) -> Iterator[str]:
         )
 
 
-def _labels(seats: Iterable[Seat]) -> str:
-    return ", ".join(dict.fromkeys(seat.label for seat in seats))
+def _labels(placements: Iterable[Placement]) -> str:
+    return ", ".join(dict.fromkeys(placement.label for placement in placements))
 
 
-def slower_than_alone(verdict: Verdict) -> str | None:
+def slower_than_alone(choice: Choice) -> str | None:
     """The sentence that says so, where fewer machines are faster than all of them.
 
     Of what can be started, else of what was chosen.
     """
-    for whole, runnable in ((verdict.runnable, True), (verdict.best, False)):
-        fastest = fastest_of_fewer(verdict, runnable=runnable)
+    for whole, runnable in ((choice.runnable, True), (choice.best, False)):
+        fastest = fastest_of_fewer(choice, runnable=runnable)
         if whole is not None and fastest is not None and fastest.seconds < whole.seconds < float("inf"):
             count = len(fastest.world.hosts)
             machines = "one machine is" if count == 1 else f"{count} hosts are"
@@ -429,12 +446,12 @@ def slower_than_alone(verdict: Verdict) -> str | None:
     return None
 
 
-def fastest_of_fewer(verdict: Verdict, *, runnable: bool) -> Option | None:
+def fastest_of_fewer(choice: Choice, *, runnable: bool) -> Candidate | None:
     """The fastest way with some of the machines; `runnable`: that our own trainer can do."""
-    fewer = [few for few in verdict.by_hosts if few.count < len(verdict.world.hosts)]
+    fewer = [few for few in choice.by_hosts if few.count < len(choice.world.hosts)]
     options = [few.runnable if runnable else few.best for few in fewer]
-    known = [option for option in options if option is not None and option.time is not None]
-    return min(known, key=lambda option: option.seconds, default=None)
+    known = [candidate for candidate in options if candidate is not None and candidate.time is not None]
+    return min(known, key=lambda candidate: candidate.seconds, default=None)
 
 
 def _seconds(seconds: float) -> str:
@@ -472,59 +489,59 @@ def _aligned(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
 # The decision as plain data, for programs. Pure.
 
 
-def verdict_json(verdict: Verdict, ways: list[Suggestion]) -> dict[str, Any]:
+def choice_json(choice: Choice, ways: list[Suggestion]) -> dict[str, Any]:
     """Everything that was weighed; bytes and seconds."""
     return {
         "model": {
-            "type": verdict.question.architecture.model_type,
-            "parameters": verdict.question.architecture.num_parameters,
-            "layers": verdict.question.architecture.num_layers,
+            "type": choice.query.architecture.model_type,
+            "parameters": choice.query.architecture.num_parameters,
+            "layers": choice.query.architecture.num_layers,
         },
         # what divides how well: `ceiling` is the part of the sum of the speeds that it can reach at most
-        "batch": None if verdict.dividing is None else dataclasses.asdict(verdict.dividing),
-        "best": verdict.best and option_json(verdict.best),
-        "runnable": verdict.runnable and option_json(verdict.runnable),
-        "strategies": [option_json(option) for option in verdict.by_kind],
-        "today": verdict.today and option_json(verdict.today),
+        "batch": None if choice.dividing is None else dataclasses.asdict(choice.dividing),
+        "best": choice.best and candidate_json(choice.best),
+        "runnable": choice.runnable and candidate_json(choice.runnable),
+        "strategies": [candidate_json(candidate) for candidate in choice.by_kind],
+        "today": choice.today and candidate_json(choice.today),
         "by_hosts": [
-            {"num_hosts": few.count, **option_json(few.best)} for few in verdict.by_hosts if few.best is not None
+            {"num_hosts": few.count, **candidate_json(few.best)} for few in choice.by_hosts if few.best is not None
         ],
-        "instead": [{"changes": list(way.words), **option_json(way.option)} for way in ways],
+        "instead": [{"changes": list(way.words), **candidate_json(way.candidate)} for way in ways],
     }
 
 
-def option_json(option: Option) -> dict[str, Any]:
+def candidate_json(candidate: Candidate) -> dict[str, Any]:
     """One way to run the job."""
-    wire = wire_bytes(option.traffic, option.world.fabric.slots)
+    wire = wire_bytes(candidate.traffic, candidate.world.fabric.slots)
     # ranks that do the same share one
-    memories = {id(need.memory): need.memory for need in option.needs}
+    memories = {id(need.memory): need.memory for need in candidate.needs}
     told = {number: memory_json(memory) for number, memory in memories.items()}
     return {
-        "strategy": dataclasses.asdict(option.strategy),
-        "method": option.training.method,
-        "micro_batch": option.training.micro_batch,
-        "activation_checkpointing": option.training.checkpointing,
-        "chance": round(option.chance, 4),
-        "fits": option.fits,
-        "built": option.is_built,
-        "exact": option.is_exact,
-        "hosts": list(option.world.hosts),
+        "strategy": dataclasses.asdict(candidate.strategy),
+        "method": candidate.training.method,
+        "micro_batch": candidate.training.micro_batch,
+        "activation_checkpointing": candidate.training.checkpointing,
+        "chance": round(candidate.chance, 4),
+        "fits": candidate.fits,
+        "built": candidate.is_built,
+        "exact": candidate.is_exact,
+        "hosts": list(candidate.world.hosts),
         "sent_bytes": {"inside": list(wire.inside), "between": list(wire.between), "out": list(wire.out)},
-        "step": None if option.time is None else dataclasses.asdict(option.time),
-        "source": option.source,
-        "network": option.world.wire.source,
+        "step": None if candidate.time is None else dataclasses.asdict(candidate.time),
+        "source": candidate.source,
+        "network": candidate.world.wire.source,
         "ranks": [
             {
-                "host": need.seat.host,
-                "device": need.seat.device,
-                "gpu": need.seat.gpu,
+                "host": need.placement.host,
+                "device": need.placement.device,
+                "gpu": need.placement.gpu,
                 "share": share,
-                "free_bytes": need.seat.free_bytes,
-                "memory_from": need.seat.memory_from,
+                "free_bytes": need.placement.free_bytes,
+                "memory_from": need.placement.memory_from,
                 "chance": need.chance,
                 "memory": told[id(need.memory)],
             }
-            for need, share in zip(option.needs, option.shares, strict=True)
+            for need, share in zip(candidate.needs, candidate.shares, strict=True)
         ],
     }
 

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gangline.planner.option import Option
+from gangline.planner.candidate import Candidate
 from gangline.planner.states import state_width, trained_shards
 from gangline.planner.traffic import Among, Exchange, exchange_s, trained_weights
 from gangline.planner.training import BYTES
@@ -101,24 +101,24 @@ class SaveCost:
         return self.is_late or (self.share or 0.0) >= NOTABLE
 
 
-def save_cost(option: Option, saving: Saving) -> SaveCost:
+def save_cost(candidate: Candidate, saving: Saving) -> SaveCost:
     """What saving takes where a job runs that way."""
-    training = option.training
+    training = candidate.training
     width = BYTES[training.parameters] + state_width(training)
-    num_bytes = round(width * trained_weights(option.architecture, training))
-    by_host = saving.by_host and _is_apart(option)
-    host_bytes = _most_on_a_host(option, num_bytes) if by_host else num_bytes
+    num_bytes = round(width * trained_weights(candidate.architecture, training))
+    by_host = saving.by_host and _is_apart(candidate)
+    host_bytes = _most_on_a_host(candidate, num_bytes) if by_host else num_bytes
     written, copied = saving.disk.seconds(host_bytes), COPY.seconds(host_bytes)
-    gather_s = 0.0 if by_host else _gather_s(option, num_bytes)
+    gather_s = 0.0 if by_host else _gather_s(candidate, num_bytes)
     low, likely, high = written if saving.waits else copied
     hold = (low + gather_s, likely + gather_s, high + gather_s)
     if by_host:
-        ranks = max(option.world.fabric.slots)
+        ranks = max(candidate.world.fabric.slots)
         handed_over = HANDED_OVER.seconds(host_bytes * (ranks - 1) / ranks)
         hold = (low + handed_over[0], likely + handed_over[1], high + handed_over[2])
     minutes = minutes_between(hold[1], written[1]) if saving.every_minutes == "auto" else saving.every_minutes
     turns = [60 * minutes] if minutes is not None else []
-    turns += [saving.every_steps * option.time.total_s] if saving.every_steps and option.time is not None else []
+    turns += [saving.every_steps * candidate.time.total_s] if saving.every_steps and candidate.time is not None else []
     return SaveCost(
         num_bytes=num_bytes,
         host_bytes=host_bytes,
@@ -130,38 +130,38 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
     )
 
 
-def _is_apart(option: Option) -> bool:
+def _is_apart(candidate: Candidate) -> bool:
     """Whether no host has the whole trained state. What DeepSpeed has in parts is no rows of tensors: it is whole."""
-    strategy, hosts = option.strategy, option.world.hosts
+    strategy, hosts = candidate.strategy, candidate.world.hosts
     if len(hosts) == 1 or strategy.half.sharded_by == "deepspeed":
         return False
     if strategy.half.layers == "staged":
-        return any(count < option.architecture.num_layers for count in _layers_on_hosts(option))
-    return trained_shards(option.training, strategy) > max(option.world.fabric.slots)
+        return any(count < candidate.architecture.num_layers for count in _layers_on_hosts(candidate))
+    return trained_shards(candidate.training, strategy) > max(candidate.world.fabric.slots)
 
 
-def _most_on_a_host(option: Option, num_bytes: int) -> int:
+def _most_on_a_host(candidate: Candidate, num_bytes: int) -> int:
     """Of what all hosts save, what the one with the most saves; layers count alike."""
-    if option.strategy.half.layers == "staged":
-        return math.ceil(num_bytes * max(_layers_on_hosts(option)) / option.architecture.num_layers)
-    counts = option.world.fabric.slots
+    if candidate.strategy.half.layers == "staged":
+        return math.ceil(num_bytes * max(_layers_on_hosts(candidate)) / candidate.architecture.num_layers)
+    counts = candidate.world.fabric.slots
     return math.ceil(num_bytes * max(counts) / sum(counts))
 
 
-def _layers_on_hosts(option: Option) -> list[int]:
+def _layers_on_hosts(candidate: Candidate) -> list[int]:
     """In pipelines, by host."""
-    hosts, strategy = [seat.host for seat in option.world.seats], option.strategy
+    hosts, strategy = [placement.host for placement in candidate.world.placements], candidate.strategy
     return [len(layers) for layers in layers_on(hosts, strategy.stages, replicas=strategy.replicas).values()]
 
 
-def _gather_s(option: Option, num_bytes: int) -> float:
+def _gather_s(candidate: Candidate, num_bytes: int) -> float:
     """For what ranks have in parts to come together on every host."""
-    strategy, half = option.strategy, option.strategy.half
+    strategy, half = candidate.strategy, candidate.strategy.half
     whole = half.layers == "staged"
-    ranks = strategy.world_size if whole else trained_shards(option.training, strategy)
+    ranks = strategy.world_size if whole else trained_shards(candidate.training, strategy)
     ranks = strategy.shard_size if half.layers == "sliced" else ranks
     row = strategy.world_size // strategy.replicas
-    inside = whole and strategy.replicas > 1 and not _is_apart(option)  # each host has all of it
+    inside = whole and strategy.replicas > 1 and not _is_apart(candidate)  # each host has all of it
     ranks = row if inside else ranks
     if ranks == 1:
         return 0.0
@@ -172,8 +172,8 @@ def _gather_s(option: Option, num_bytes: int) -> float:
         num_bytes=num_bytes,
         times=1,
         ranks=ranks,
-        number=option.training.parameters,
+        number=candidate.training.parameters,
         among=among,
-        backend="gloo" if any(seat.gpu is None for seat in option.world.seats) else "nccl",
+        backend="gloo" if any(placement.gpu is None for placement in candidate.world.placements) else "nccl",
     )
-    return exchange_s(gather, option.world.fabric, shard_size=row if whole else strategy.shard_size)
+    return exchange_s(gather, candidate.world.fabric, shard_size=row if whole else strategy.shard_size)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from gangline.planner.architecture import Architecture
+    from gangline.planner.candidate import Scenario
     from gangline.planner.memory import Instant, Step
-    from gangline.planner.option import Shift
     from gangline.planner.speed import ComputeModel, StepQuery
     from gangline.planner.states import Share, Term
     from gangline.planner.traffic import Exchange, TrafficQuery
@@ -353,11 +353,11 @@ class PlanHalf:
 
     # -- ways to run a job ----------------------------------------------------------------------------------------
 
-    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """The ways to run a job that a plan weighs, on two ranks or more."""
-        yield shift.plain(self.kind)
+        yield scenario.plain(self.kind)
 
-    def more_candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def more_candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """Further ways, weighed where this strategy would be taken, or nothing fits."""
         return iter(())
 

@@ -7,7 +7,7 @@ import pytest
 from gangline import app
 from gangline.control.listing import list_runs
 from gangline.control.user_command import draft
-from gangline.decide.what_if import WhatIf, foretell
+from gangline.decide.what_if import WhatIf, predict
 from gangline.errors import UsageError
 from gangline.launch.backends import backend
 
@@ -47,11 +47,11 @@ def test_runs_are_listed_and_plans_are_made(world, deps):
     layout = app.train(world.start(), console=world, deps=world.deps)
     world.ended(layout.run_id)
     assert [each.record.id for each in list_runs(world.home, deps=deps)] == [layout.run_id]
-    assert foretell(world.start(), WhatIf(), console=world, deps=deps).decision is not None
+    assert predict(world.start(), WhatIf(), console=world, deps=deps).decision is not None
 
 
 def test_what_a_backend_does_not_promise_is_said(world):
     cluster = (world.start().cluster).read_text() + "backend: mpirun\n"
-    foretell(world.start(cluster=cluster), WhatIf(), console=world, deps=world.deps)
+    predict(world.start(cluster=cluster), WhatIf(), console=world, deps=world.deps)
     (line,) = [line for line in world.said if line.startswith("backend ")]
     assert "mpirun: the loss of one host ends the ranks on all hosts; every restart imports torch anew" in line

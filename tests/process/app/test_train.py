@@ -11,7 +11,7 @@ from gangline.decide import forecast
 from gangline.decide.inspect import InspectOptions
 from gangline.errors import CheckFailed, DataError, HostUnreachable, RunFailed, SpecError
 from gangline.launch.backend import LaunchRequest
-from gangline.planner.machines import Seat
+from gangline.planner.machines import Placement
 from gangline.planner.speed import ComputeModel
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
@@ -56,8 +56,8 @@ def test_the_batch_that_was_chosen_near_the_wish_is_that_of_the_run_and_of_its_r
 ) -> None:
     speeds = {"a": 1.0, "b": 0.55, "c": 0.45}
 
-    def measured(_self: object, seat: Seat, _training: object) -> ComputeModel:
-        return ComputeModel(per_token_s=1 / speeds[seat.host], source="measured", spread=0.03)
+    def measured(_self: object, placement: Placement, _training: object) -> ComputeModel:
+        return ComputeModel(per_token_s=1 / speeds[placement.host], source="measured", spread=0.03)
 
     monkeypatch.setattr(forecast.SpeedTable, "of", measured)
     three = "hosts:" + "".join(f"\n  - {{name: {name}, transport: local, workdir: ./places/{name}}}" for name in speeds)

@@ -10,10 +10,10 @@ import pytest
 
 from gangline.context import REAL, Context
 from gangline.decide import forecast
-from gangline.decide.forecast import Outlook, counted, foresee_job, require_startable, training_of, ways_of
+from gangline.decide.forecast import JobForecast, counted, forecast_job, require_startable, training_of, ways_of
 from gangline.decide.what_if import WhatIf, changed
 from gangline.errors import DoesNotFit, ModelError, UsageError
-from gangline.planner.machines import PlannedCluster, Seat, link
+from gangline.planner.machines import Placement, PlannedCluster, link
 from gangline.planner.speed import ComputeModel
 from gangline.planner.training import GANGLINE
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, SourceJob, StrategyJob
@@ -45,11 +45,11 @@ def context(tmp_path: Path) -> Context:
 
 
 def cpu_world(*free_gib: float) -> PlannedCluster:
-    seats = tuple(
-        Seat(host=f"h{number}", free_bytes=int(gib * 2**30), memory_from="measured")
+    placements = tuple(
+        Placement(host=f"h{number}", free_bytes=int(gib * 2**30), memory_from="measured")
         for number, gib in enumerate(free_gib, 1)
     )
-    return PlannedCluster(seats=seats, wire=link("1gbit"), inside=link("pcie4-x16"))
+    return PlannedCluster(placements=placements, wire=link("1gbit"), inside=link("pcie4-x16"))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_where_an_offload_would_move_nothing_it_is_refused(
         JOB, strategy=strategy, activation_checkpointing=True, activation_offloading=kind == "ddp"
     )
     with pytest.raises(UsageError) as caught:
-        foresee_job(job, machines, context)
+        forecast_job(job, machines, context)
     assert said in str(caught.value)
 
 
@@ -80,24 +80,24 @@ def test_what_is_moved_off_cards_has_to_fit_into_their_machine(context: Context)
     )
     both = world("2xrtx4090")
     for gib, fits in ((12, False), (40, True)):
-        seats = tuple(dataclasses.replace(seat, ram_bytes=gib * 2**30) for seat in both.seats)
-        machines = dataclasses.replace(both, seats=seats)
+        placements = tuple(dataclasses.replace(placement, ram_bytes=gib * 2**30) for placement in both.placements)
+        machines = dataclasses.replace(both, placements=placements)
         if fits:
-            assert foresee_job(job, machines, context).runnable is not None
+            assert forecast_job(job, machines, context).runnable is not None
             continue
         with pytest.raises(UsageError) as caught:
-            foresee_job(job, machines, context)
+            forecast_job(job, machines, context)
         assert "host1 has too little host memory for the offloading" in str(caught.value)
 
 
 def test_what_the_job_leaves_open_is_decided_and_written_into_it(context: Context) -> None:
     job = dataclasses.replace(JOB, open=("micro_batch", "activation_checkpointing"))
-    outlook = foresee_job(job, world("rtx4090,rtx4090"), context)
-    settled = outlook.settled(job)
+    job_forecast = forecast_job(job, world("rtx4090,rtx4090"), context)
+    settled = job_forecast.settled(job)
     assert settled.open == ()
     assert settled.micro_batch > 1
     assert job.batch % settled.micro_batch == 0
-    require_startable(settled, outlook)
+    require_startable(settled, job_forecast)
 
 
 @pytest.mark.parametrize(("wire", "exchange"), [("100mbit", "bf16"), ("100gbe", "fp32")])
@@ -106,27 +106,27 @@ def test_gradients_are_rounded_where_the_job_leaves_that_open_and_the_network_is
 ) -> None:
     short = dataclasses.replace(JOB.data, sequence_length=512)
     job = dataclasses.replace(JOB, open=("exchange",), batch=2, data=short, strategy=StrategyJob(kind="ddp"))
-    outlook = foresee_job(job, world("rtx4090,rtx4090", wire=wire), context)
-    settled = outlook.settled(job)
+    job_forecast = forecast_job(job, world("rtx4090,rtx4090", wire=wire), context)
+    settled = job_forecast.settled(job)
     assert (settled.exchange, settled.open) == (exchange, ())
-    assert outlook.settled(dataclasses.replace(job, open=(), exchange="bf16")).exchange == "bf16"
+    assert job_forecast.settled(dataclasses.replace(job, open=(), exchange="bf16")).exchange == "bf16"
 
 
 def test_the_optimizer_of_the_job_is_the_one_that_is_planned(context: Context) -> None:
     job = dataclasses.replace(JOB, method=MethodJob(), optimizer=OptimizerJob(kind="adamw-8bit"))
     cards = world("rtx4090,rtx4090", wire="100gbe")
-    outlook = foresee_job(job, cards, context)
-    require_startable(job, outlook)
-    plain = foresee_job(dataclasses.replace(job, optimizer=OptimizerJob()), cards, context)
-    assert outlook.runnable is not None
-    assert outlook.runnable.training.optimizer == "adamw-8bit"
-    assert _states(outlook) == pytest.approx(_states(plain) * 2.03125 / 8, rel=1e-3)
+    job_forecast = forecast_job(job, cards, context)
+    require_startable(job, job_forecast)
+    plain = forecast_job(dataclasses.replace(job, optimizer=OptimizerJob()), cards, context)
+    assert job_forecast.runnable is not None
+    assert job_forecast.runnable.training.optimizer == "adamw-8bit"
+    assert _states(job_forecast) == pytest.approx(_states(plain) * 2.03125 / 8, rel=1e-3)
 
 
-def _states(outlook: Outlook) -> int:
+def _states(job_forecast: JobForecast) -> int:
     """Bytes of the optimizer's under ddp."""
-    assert outlook.verdict is not None
-    ddp = next(option for option in outlook.verdict.by_kind if option.strategy.kind == "ddp")
+    assert job_forecast.choice is not None
+    ddp = next(candidate for candidate in job_forecast.choice.by_kind if candidate.strategy.kind == "ddp")
     return next(term.num_bytes for term in ddp.tightest.memory.persistent if term.name == "optimizer")
 
 
@@ -134,40 +134,40 @@ def test_weights_in_parts_have_no_moments_of_8_bits_and_the_way_out_is_said(cont
     model = ModelJob(path="meta-llama/Llama-3.2-3B")
     job = dataclasses.replace(JOB, model=model, method=MethodJob(), optimizer=OptimizerJob(kind="adamw-8bit"))
     cards = with_memory(world(",".join(["rtx4090"] * 20), wire="100gbe"), *[10] * 20)  # short for ends of a pipeline
-    outlook = foresee_job(job, cards, context)
+    job_forecast = forecast_job(job, cards, context)
     with pytest.raises(DoesNotFit, match="does not fit on") as caught:
-        require_startable(job, outlook)
+        require_startable(job, job_forecast)
     assert "but gangline train does not support it with optimizer.kind: adamw-8bit" in caught.value.seen
     assert "optimizer.kind: adamw" in caught.value.fix
 
 
 def test_what_is_not_open_stays_as_it_was_written(context: Context) -> None:
-    outlook = foresee_job(dataclasses.replace(JOB, micro_batch=3), world("rtx4090"), context)
-    assert outlook.settled(dataclasses.replace(JOB, micro_batch=3)).micro_batch == 3
+    job_forecast = forecast_job(dataclasses.replace(JOB, micro_batch=3), world("rtx4090"), context)
+    assert job_forecast.settled(dataclasses.replace(JOB, micro_batch=3)).micro_batch == 3
 
 
 def test_a_batch_near_the_wish_is_written_into_the_job(context: Context, monkeypatch) -> None:
     monkeypatch.setattr(forecast.SpeedTable, "of", unlike)
     job = dataclasses.replace(JOB, batch=32, open=("batch",), precision="fp32")
-    outlook = foresee_job(job, cpu_world(32, 32, 32), context)
-    settled = outlook.settled(job)
+    job_forecast = forecast_job(job, cpu_world(32, 32, 32), context)
+    settled = job_forecast.settled(job)
     assert (settled.batch, settled.micro_batch, settled.open) == (40, 1, ())
-    assert outlook.divides.startswith("batch 40, about 32 as the job says: shares 20/11/9")
-    exact = foresee_job(dataclasses.replace(settled, batch=24), cpu_world(32, 32, 32), context)
+    assert job_forecast.divides.startswith("batch 40, about 32 as the job says: shares 20/11/9")
+    exact = forecast_job(dataclasses.replace(settled, batch=24), cpu_world(32, 32, 32), context)
     assert exact.settled(dataclasses.replace(settled, batch=24)).batch == 24
     assert exact.divides.startswith("badly: batch 24 reaches 94.3 %")
 
 
-def unlike(_self: object, seat: Seat, _training: object) -> ComputeModel:
-    speed = {"h1": 1.0, "h2": 0.55, "h3": 0.45}[seat.host]
+def unlike(_self: object, placement: Placement, _training: object) -> ComputeModel:
+    speed = {"h1": 1.0, "h2": 0.55, "h3": 0.45}[placement.host]
     return ComputeModel(per_token_s=1e-2 / speed, source="measured", spread=0.03)
 
 
 def test_a_job_that_fits_nowhere_is_refused_with_what_would_fit(context: Context) -> None:
     job = dataclasses.replace(JOB, method=MethodJob(), model=ModelJob(path="meta-llama/Llama-2-7b-hf"))
-    outlook = foresee_job(job, world("rtx3060,rtx3060"), context)
+    job_forecast = forecast_job(job, world("rtx3060,rtx3060"), context)
     with pytest.raises(DoesNotFit, match="does not fit on") as caught:
-        require_startable(job, outlook)
+        require_startable(job, job_forecast)
     assert "GiB are free" in caught.value.seen
     assert "fits with" in caught.value.fix
     assert caught.value.exit_code == 6
@@ -175,50 +175,50 @@ def test_a_job_that_fits_nowhere_is_refused_with_what_would_fit(context: Context
 
 def test_4_bits_of_experts_are_refused_by_train_with_their_part_and_planned_by_plan(context: Context) -> None:
     dense = dataclasses.replace(JOB, method=MethodJob(kind="qlora"))
-    require_startable(dense, foresee_job(dense, world("rtx4090"), context))
+    require_startable(dense, forecast_job(dense, world("rtx4090"), context))
     method = MethodJob(kind="qlora", targets=("q_proj", "v_proj"))
     job = dataclasses.replace(dense, model=ModelJob(path="zai-org/GLM-4.5-Air"), method=method)
-    outlook = foresee_job(job, world("8xa100-80gb"), context)
-    assert outlook.verdict is not None
-    assert outlook.verdict.best is not None
-    assert outlook.runnable is None
+    job_forecast = forecast_job(job, world("8xa100-80gb"), context)
+    assert job_forecast.choice is not None
+    assert job_forecast.choice.best is not None
+    assert job_forecast.runnable is None
     with pytest.raises(UsageError, match="cannot do qlora with a mixture of experts") as caught:
-        require_startable(job, outlook)
+        require_startable(job, job_forecast)
     assert "93 % of its weights" in caught.value.seen
 
 
 def test_further_machines_that_only_slow_the_first_down_are_refused(context: Context, monkeypatch) -> None:
-    def measured(_self: object, seat: Seat, _training: object) -> ComputeModel:
-        return ComputeModel(per_token_s=1e-7 if seat.host == "h1" else 1e-3, source="measured", spread=0.03)
+    def measured(_self: object, placement: Placement, _training: object) -> ComputeModel:
+        return ComputeModel(per_token_s=1e-7 if placement.host == "h1" else 1e-3, source="measured", spread=0.03)
 
     monkeypatch.setattr(forecast.SpeedTable, "of", measured)
     job = dataclasses.replace(JOB, method=MethodJob(), model=ModelJob(path="EleutherAI/pythia-70m"), precision="fp32")
-    outlook = foresee_job(job, cpu_world(32, 32), context)
+    job_forecast = forecast_job(job, cpu_world(32, 32), context)
     with pytest.raises(DoesNotFit, match="h1 alone") as caught:
-        require_startable(job, outlook)
+        require_startable(job, job_forecast)
     assert "--force starts it" in caught.value.fix
-    require_startable(job, outlook, force=True)
+    require_startable(job, job_forecast, force=True)
     weighted = cpu_world(32, 32)
-    seats = tuple(dataclasses.replace(seat, weight=1.0) for seat in weighted.seats)
-    require_startable(job, foresee_job(job, dataclasses.replace(weighted, seats=seats), context))
+    placements = tuple(dataclasses.replace(placement, weight=1.0) for placement in weighted.placements)
+    require_startable(job, forecast_job(job, dataclasses.replace(weighted, placements=placements), context))
 
 
 def test_weights_that_travel_over_a_slow_network_are_not_taken_unasked(context: Context) -> None:
     job = dataclasses.replace(JOB, model=ModelJob(path="meta-llama/Llama-2-13b-hf"), activation_checkpointing=True)
     at_home = with_memory(world("rtx4090,rtx4090,rtx4090", wire="1gbit"), 16, 16, 16)
-    taken = foresee_job(job, at_home, context)
+    taken = forecast_job(job, at_home, context)
     require_startable(job, taken)
     assert taken.runnable is not None
     assert taken.runnable.strategy.kind == "pipeline"
     job = dataclasses.replace(job, precision="fp16")  # which no pipeline does
     with pytest.raises(DoesNotFit, match="of every step is time waiting for the network") as caught:
-        require_startable(job, foresee_job(job, at_home, context))
+        require_startable(job, forecast_job(job, at_home, context))
     assert "write strategy: fsdp; to start anyway, add --force" in caught.value.fix
-    require_startable(job, foresee_job(job, at_home, context), force=True)
+    require_startable(job, forecast_job(job, at_home, context), force=True)
     asked = dataclasses.replace(job, strategy=StrategyJob(kind="fsdp"))
-    require_startable(asked, foresee_job(asked, at_home, context))
+    require_startable(asked, forecast_job(asked, at_home, context))
     together = with_memory(world("2xa100-80gb", inside="nvlink-a100"), 20, 20)
-    require_startable(job, foresee_job(job, together, context))
+    require_startable(job, forecast_job(job, together, context))
 
 
 def piped(job: Job, **more: object) -> Job:
@@ -227,22 +227,22 @@ def piped(job: Job, **more: object) -> Job:
 
 def test_a_pipeline_is_cut_by_what_is_known_of_its_layers(context: Context) -> None:
     job, two = piped(JOB), world("rtx4090,rtx4090")
-    outlook = foresee_job(job, two, context)
-    require_startable(job, outlook)
-    assert outlook.runnable is not None
-    assert sum(outlook.runnable.strategy.stages) == 16
+    job_forecast = forecast_job(job, two, context)
+    require_startable(job, job_forecast)
+    assert job_forecast.runnable is not None
+    assert sum(job_forecast.runnable.strategy.stages) == 16
     many = world(",".join(["8xa100-80gb"] * 3))
     one = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline", replicas=1))
     with pytest.raises(UsageError, match="needs a layer for every rank") as caught:
-        foresee_job(one, many, context)
+        forecast_job(one, many, context)
     assert "24 ranks, and a model of 16 layers" in caught.value.seen
-    outlook = foresee_job(job, many, context)
-    assert outlook.runnable is not None
-    assert outlook.runnable.strategy.replicas > 1
+    job_forecast = forecast_job(job, many, context)
+    assert job_forecast.runnable is not None
+    assert job_forecast.runnable.strategy.replicas > 1
     unknown = piped(JOB, model=ModelJob(path="some/model"))
-    require_startable(unknown, foresee_job(unknown, world("rtx4090"), context))  # one rank has all of them
+    require_startable(unknown, forecast_job(unknown, world("rtx4090"), context))  # one rank has all of them
     with pytest.raises(UsageError, match="needs to know the layers") as caught:
-        require_startable(unknown, foresee_job(unknown, two, context))
+        require_startable(unknown, forecast_job(unknown, two, context))
     assert "unknown" in caught.value.seen
     assert "config.json" in caught.value.fix
 
@@ -260,7 +260,7 @@ def test_ranks_that_do_not_make_so_many_pipelines_are_refused(
 ) -> None:
     job = dataclasses.replace(JOB, strategy=StrategyJob(kind="pipeline", replicas=replicas))
     with pytest.raises(UsageError, match=f"ranks do not make {replicas} pipelines") as caught:
-        foresee_job(job, world(hosts), context)
+        forecast_job(job, world(hosts), context)
     assert "as many ranks in each, 2 or more" in caught.value.seen
     assert fix in caught.value.fix
 
@@ -268,26 +268,26 @@ def test_ranks_that_do_not_make_so_many_pipelines_are_refused(
 def test_what_a_pipeline_cannot_do_is_refused_with_what_can(context: Context) -> None:
     two = with_memory(world("a100-80gb,a100-80gb"), 79, 79)
     full = piped(JOB, method=MethodJob())
-    assert foresee_job(full, two, context).runnable is not None  # its head is its embedding table
+    assert forecast_job(full, two, context).runnable is not None  # its head is its embedding table
     for method in ("lora", "qlora"):
         half = piped(JOB, precision="fp16", method=MethodJob(kind=method))
         with pytest.raises(UsageError, match="cannot do pipeline with precision: fp16") as caught:
-            require_startable(half, foresee_job(half, two, context))
+            require_startable(half, forecast_job(half, two, context))
         assert "precision: fp32" in caught.value.fix
     parts = dataclasses.replace(full, strategy=StrategyJob(kind="fsdp"), precision="fp16")
     with pytest.raises(UsageError, match="cannot do fsdp with precision: fp16 and method: full"):
-        require_startable(parts, foresee_job(parts, two, context))
+        require_startable(parts, forecast_job(parts, two, context))
 
 
 def test_a_pipeline_without_room_is_not_started_without_its_layers(context: Context) -> None:
     job = piped(JOB, model=ModelJob(path="meta-llama/Llama-2-7b-hf"), precision="fp32")
-    tiny, roomy = (foresee_job(job, cpu_world(gib, gib), context) for gib in (4, 32))
+    tiny, roomy = (forecast_job(job, cpu_world(gib, gib), context) for gib in (4, 32))
     assert tiny.runnable is None
-    assert roomy.verdict is not None
-    unsure = dataclasses.replace(roomy, verdict=dataclasses.replace(roomy.verdict, runnable=None))
-    for outlook in (tiny, unsure):
+    assert roomy.choice is not None
+    unsure = dataclasses.replace(roomy, choice=dataclasses.replace(roomy.choice, runnable=None))
+    for job_forecast in (tiny, unsure):
         with pytest.raises(DoesNotFit, match="does not fit on"):
-            require_startable(job, outlook)
+            require_startable(job, job_forecast)
 
 
 def in_folder(folder: Path, name: str, **more: object) -> ModelJob:
@@ -310,28 +310,28 @@ def test_a_model_that_no_rank_can_begin_in_the_middle_of_is_refused_as_a_pipelin
 ) -> None:
     two = with_memory(world("a100-80gb,a100-80gb"), 79, 79)
     job = piped(JOB, model=in_folder(tmp_path, name, **more))
-    outlook = foresee_job(job, two, context)
+    job_forecast = forecast_job(job, two, context)
     if not why:
-        require_startable(job, outlook)
+        require_startable(job, job_forecast)
         return
     with pytest.raises(UsageError, match="cannot do pipeline with a model") as caught:
-        require_startable(job, outlook)
+        require_startable(job, job_forecast)
     assert why in caught.value.what
     assert "in place of embeddings" in caught.value.seen
     assert "write strategy: fsdp" in caught.value.fix
     auto = dataclasses.replace(job, strategy=StrategyJob())
-    require_startable(auto, foresee_job(auto, two, context))
+    require_startable(auto, forecast_job(auto, two, context))
 
 
 def test_few_bits_are_for_linears_and_a_model_of_other_matrices_is_refused(context: Context, tmp_path: Path) -> None:
     for name, is_refused in (("GPT-2 XL", True), ("Falcon-7B", False), ("BLOOM-7B1", False)):
         job = dataclasses.replace(JOB, method=MethodJob(kind="qlora"), model=in_folder(tmp_path, name))
-        outlook = foresee_job(job, world("a100-80gb"), context)
+        job_forecast = forecast_job(job, world("a100-80gb"), context)
         if not is_refused:
-            require_startable(job, outlook)
+            require_startable(job, job_forecast)
             continue
         with pytest.raises(UsageError, match="cannot do qlora with this model") as caught:
-            require_startable(job, outlook)
+            require_startable(job, job_forecast)
         assert "no nn.Linear (gpt2)" in caught.value.seen
         assert "method: lora" in caught.value.fix
 
@@ -342,7 +342,7 @@ def test_where_ranks_share_a_gpu_what_wants_one_for_each_is_refused(context: Con
     asked = StrategyJob(kind=kind)  # type: ignore[arg-type]
     job = dataclasses.replace(JOB, strategy=asked, model=ModelJob(path=model))
     with pytest.raises(UsageError, match=f"strategy: {kind} needs a GPU for every rank") as caught:
-        foresee_job(job, crowded(world("4xa100-80gb,2xa100-80gb"), "host2"), context)
+        forecast_job(job, crowded(world("4xa100-80gb,2xa100-80gb"), "host2"), context)
     assert "more ranks than GPUs on host2;" in caught.value.seen
     assert "set slots of every host to the number of its GPUs" in caught.value.fix
 
@@ -352,19 +352,21 @@ def test_where_ranks_share_a_gpu_the_others_go_on_and_want_of_room_names_the_slo
     for kind in ("auto", "ddp", "local-sgd"):
         method = MethodJob() if kind == "local-sgd" else JOB.method
         job = dataclasses.replace(JOB, method=method, strategy=StrategyJob(kind=kind))  # type: ignore[arg-type]
-        outlook = foresee_job(job, shared, context)
-        require_startable(job, outlook)
-        assert outlook.runnable is not None
-        assert outlook.runnable.strategy.kind == ("local-sgd" if kind == "local-sgd" else "ddp")
+        job_forecast = forecast_job(job, shared, context)
+        require_startable(job, job_forecast)
+        assert job_forecast.runnable is not None
+        assert job_forecast.runnable.strategy.kind == ("local-sgd" if kind == "local-sgd" else "ddp")
     alone = crowded(world("a100-80gb,a100-80gb"), "host1", "host2")  # hosts of one computer: each has whole layers
     sliced = dataclasses.replace(JOB, strategy=StrategyJob(kind="tp"))
-    require_startable(sliced, foresee_job(sliced, alone, context))
+    require_startable(sliced, forecast_job(sliced, alone, context))
     large = dataclasses.replace(JOB, model=ModelJob(path="meta-llama/Llama-2-7b-hf"))
     short = with_memory(shared, 8, 8, 8, 8)
     with pytest.raises(DoesNotFit, match="does not fit on") as caught:
-        require_startable(large, foresee_job(large, short, context))
+        require_startable(large, forecast_job(large, short, context))
     assert caught.value.fix.startswith("set slots of host1, host2 to the number of its GPUs")
-    require_startable(large, foresee_job(large, with_memory(world("2xa100-80gb,2xa100-80gb"), 16, 16, 16, 16), context))
+    require_startable(
+        large, forecast_job(large, with_memory(world("2xa100-80gb,2xa100-80gb"), 16, 16, 16, 16), context)
+    )
 
 
 @pytest.mark.parametrize("model", [JOB.model.path, "some/model"])
@@ -373,76 +375,76 @@ def test_weights_in_the_format_of_products_are_refused_where_a_card_makes_that_f
 ) -> None:
     job = dataclasses.replace(JOB, parameters="compute", model=ModelJob(path=model))
     with pytest.raises(UsageError, match=r"precision\.parameters: fp16 weights cannot be trained") as caught:
-        foresee_job(job, world("rtx4090,rtx2080ti"), context)
+        forecast_job(job, world("rtx4090,rtx2080ti"), context)
     assert "RTX 2080 Ti cannot compute in bf16, so all GPUs compute in fp16" in caught.value.seen
     assert "precision.compute: fp32" in caught.value.fix
     for machines in (world("rtx4090,rtx3090"), cpu_world(32, 32)):
-        require_startable(job, foresee_job(job, machines, context))
+        require_startable(job, forecast_job(job, machines, context))
     for more in ({"parameters": "auto"}, {"precision": "fp32"}):
-        foresee_job(dataclasses.replace(job, **more), world("rtx4090,rtx2080ti"), context)  # type: ignore[arg-type]
+        forecast_job(dataclasses.replace(job, **more), world("rtx4090,rtx2080ti"), context)  # type: ignore[arg-type]
 
 
 def test_bf16_that_the_job_names_is_refused_where_a_card_has_none(context: Context) -> None:
     job = dataclasses.replace(JOB, precision="bf16")
     with pytest.raises(UsageError, match=r"precision\.compute: RTX 2080 Ti cannot compute in bf16") as caught:
-        require_startable(job, foresee_job(job, world("rtx4090,rtx2080ti"), context))
+        require_startable(job, forecast_job(job, world("rtx4090,rtx2080ti"), context))
     assert "such a card in host2" in caught.value.seen
-    require_startable(job, foresee_job(job, world("rtx4090,rtx3090"), context))
+    require_startable(job, forecast_job(job, world("rtx4090,rtx3090"), context))
 
 
 def test_layers_that_ranks_cannot_have_between_them_are_refused(context: Context) -> None:
     asked = StrategyJob(kind="tp")
     job = dataclasses.replace(JOB, strategy=asked, batch=24)
-    outlook = foresee_job(job, world("4xa100-80gb,4xa100-80gb"), context)
-    require_startable(job, outlook)
-    assert outlook.runnable is not None
-    assert (outlook.runnable.strategy.kind, outlook.runnable.strategy.shard_size) == ("tp", 4)
+    job_forecast = forecast_job(job, world("4xa100-80gb,4xa100-80gb"), context)
+    require_startable(job, job_forecast)
+    assert job_forecast.runnable is not None
+    assert (job_forecast.runnable.strategy.kind, job_forecast.runnable.strategy.shard_size) == ("tp", 4)
     with pytest.raises(UsageError, match="needs equally many ranks on every host") as caught:
-        foresee_job(job, world("2xa100-80gb,a100-80gb"), context)
+        forecast_job(job, world("2xa100-80gb,a100-80gb"), context)
     assert caught.value.seen.startswith("2 on ")
     with pytest.raises(
         UsageError, match="32 attention heads, 8 key-value heads, 8,192 of the feed-forward width, which 3 ranks"
     ) as caught:
-        require_startable(job, foresee_job(job, world("3xa100-80gb"), context))
+        require_startable(job, forecast_job(job, world("3xa100-80gb"), context))
     assert "set slots of every host to another number" in caught.value.fix
 
 
 def test_where_the_network_is_too_slow_for_gradients_rounds_are_offered_and_taken_only_when_asked_for(
     context: Context, monkeypatch
 ) -> None:
-    def measured(_self: object, _seat: Seat, _training: object) -> ComputeModel:
+    def measured(_self: object, _seat: Placement, _training: object) -> ComputeModel:
         return ComputeModel(per_token_s=1e-5, source="measured", spread=0.03)
 
     monkeypatch.setattr(forecast.SpeedTable, "of", measured)
     job = dataclasses.replace(JOB, method=MethodJob(), model=ModelJob(path="EleutherAI/pythia-70m"), precision="fp32")
     with pytest.raises(DoesNotFit, match="alone would be faster") as caught:
-        require_startable(job, foresee_job(job, cpu_world(32, 32), context))
+        require_startable(job, forecast_job(job, cpu_world(32, 32), context))
     assert "strategy: local-sgd would take about" in caught.value.fix
     asked = dataclasses.replace(job, strategy=StrategyJob(kind="local-sgd", inner_steps=20))
-    outlook = foresee_job(asked, cpu_world(32, 32), context)
-    require_startable(asked, outlook)
-    assert outlook.runnable is not None
-    assert (outlook.runnable.strategy.kind, outlook.runnable.strategy.inner_steps) == ("local-sgd", 20)
+    job_forecast = forecast_job(asked, cpu_world(32, 32), context)
+    require_startable(asked, job_forecast)
+    assert job_forecast.runnable is not None
+    assert (job_forecast.runnable.strategy.kind, job_forecast.runnable.strategy.inner_steps) == ("local-sgd", 20)
 
 
 def test_a_model_of_which_nothing_is_known_is_started_all_the_same(context: Context) -> None:
     job = dataclasses.replace(JOB, model=ModelJob(path="some/model"), open=("micro_batch",))
-    outlook = foresee_job(job, world("rtx4090"), context)
-    assert outlook.verdict is None
-    assert "unknown" in outlook.unknown
-    require_startable(job, outlook)
-    assert outlook.settled(job).open == ()
+    job_forecast = forecast_job(job, world("rtx4090"), context)
+    assert job_forecast.choice is None
+    assert "unknown" in job_forecast.unknown
+    require_startable(job, job_forecast)
+    assert job_forecast.settled(job).open == ()
     wished = dataclasses.replace(job, batch=30, micro_batch=4, open=("batch",))
-    assert (outlook.settled(wished).batch, outlook.settled(wished).open) == (28, ())
-    assert outlook.divides == ""
-    assert ways_of(outlook) == []
+    assert (job_forecast.settled(wished).batch, job_forecast.settled(wished).open) == (28, ())
+    assert job_forecast.divides == ""
+    assert ways_of(job_forecast) == []
 
 
 def test_a_broken_configuration_is_told_and_left_to_the_trainer(context: Context, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    outlook = foresee_job(dataclasses.replace(JOB, model=ModelJob(path=str(tmp_path))), world("rtx4090"), context)
-    assert isinstance(outlook.error, ModelError)
-    assert outlook.verdict is None
+    job_forecast = forecast_job(dataclasses.replace(JOB, model=ModelJob(path=str(tmp_path))), world("rtx4090"), context)
+    assert isinstance(job_forecast.error, ModelError)
+    assert job_forecast.choice is None
 
 
 @pytest.mark.parametrize(
@@ -469,7 +471,7 @@ def test_what_if_adds_takes_away_and_rewires() -> None:
     after = changed(before, WhatIf(add=("c=rtx5090",), without=("b",), link="10gbit"))
     assert after.hosts == ("a", "c")
     assert after.wire.bytes_per_s > before.wire.bytes_per_s
-    assert after.seats[0].free_bytes == before.seats[0].free_bytes
+    assert after.placements[0].free_bytes == before.placements[0].free_bytes
 
 
 def test_a_counted_model_has_the_numbers_that_were_counted() -> None:

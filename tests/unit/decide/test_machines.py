@@ -39,16 +39,20 @@ def measured(members: Cluster, **more: object) -> Network:
 def test_free_memory_is_what_the_card_says_now(tmp_path: Path) -> None:
     members, seen = two()
     world = world_of(members, seen, tmp_path)
-    assert [seat.free_bytes for seat in world.seats] == [facts.gpus[0].memory_free_bytes for facts in seen.hosts]
-    assert {seat.memory_from for seat in world.seats} == {"measured"}
-    assert world.seats[1].spec is not None
-    assert world.seats[1].spec.memory_gb == 10
+    assert [placement.free_bytes for placement in world.placements] == [
+        facts.gpus[0].memory_free_bytes for facts in seen.hosts
+    ]
+    assert {placement.memory_from for placement in world.placements} == {"measured"}
+    assert world.placements[1].spec is not None
+    assert world.placements[1].spec.memory_gb == 10
 
 
 def test_ranks_that_share_a_card_share_its_memory(tmp_path: Path) -> None:
     seen = inventory({"pc1": pc("pc1", CARDS["pc1"])})
     world = world_of(cluster(host("pc1", slots=2)), seen, tmp_path)
-    assert [seat.free_bytes for seat in world.seats] == [seen.hosts[0].gpus[0].memory_free_bytes // 2] * 2
+    assert [placement.free_bytes for placement in world.placements] == [
+        seen.hosts[0].gpus[0].memory_free_bytes // 2
+    ] * 2
     assert world.crowded == ("pc1",)
     assert world_of(cluster(host("pc1")), seen, tmp_path).crowded == ()
 
@@ -57,14 +61,14 @@ def test_a_host_without_cards_offers_its_own_memory_within_its_limit(tmp_path: P
     answer = cpu_only("pc1")
     answer["system"] |= {"memory_limit_bytes": 2 * GIB}
     world = world_of(cluster(host("pc1")), inventory({"pc1": answer}), tmp_path)
-    assert world.seats[0].gpu is None
-    assert world.seats[0].free_bytes == 2 * GIB
+    assert world.placements[0].gpu is None
+    assert world.placements[0].free_bytes == 2 * GIB
     assert world_of(cluster(host("pc1", slots=2)), inventory({"pc1": answer}), tmp_path).crowded == ()
 
 
 def test_a_host_that_said_nothing_has_unknown_memory(tmp_path: Path) -> None:
     world = world_of(cluster(host("pc1")), inventory({}), tmp_path)
-    assert (world.seats[0].free_bytes, world.seats[0].memory_from) == (None, "unknown")
+    assert (world.placements[0].free_bytes, world.placements[0].memory_from) == (None, "unknown")
 
 
 def test_an_unmeasured_network_is_as_fast_as_its_slowest_interface_and_says_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gangline.decide.hosts import SpeedTable, refit_profiles
 from gangline.inventory.measured import load_profiles, save_profile
 from gangline.planner.calibration import Profile, architecture_digest, method_words
 from gangline.planner.config import read_architecture
-from gangline.planner.machines import Seat
+from gangline.planner.machines import Placement
 from gangline.planner.speed import ComputeModel
 from gangline.planner.training import Training
 from gangline.runs.files import write_json
@@ -127,7 +127,7 @@ def speed_of(home: Home, *, checkpointing: bool) -> ComputeModel:
     key = dataclasses.replace(KNOWN.key, method=method_words(measured), architecture=architecture_digest(SHAPE))
     save_profile(home.root, dataclasses.replace(KNOWN, key=key))
     speeds = SpeedTable(architecture=SHAPE, home=home.root)
-    model = speeds.of(Seat(host="pc1", gpu=GPU), dataclasses.replace(measured, checkpointing=checkpointing))
+    model = speeds.of(Placement(host="pc1", gpu=GPU), dataclasses.replace(measured, checkpointing=checkpointing))
     assert model is not None
     return model
 

@@ -1,4 +1,4 @@
-"""How fast a seat computes: what is measured holds, and is told where driver or torch have changed since."""
+"""How fast a placement computes: what is measured holds, and is told where driver or torch have changed since."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gangline.inventory.facts import Inventory
 from gangline.inventory.measured import save_profile
 from gangline.planner.calibration import Profile, ProfileKey, architecture_digest, method_words
 from gangline.planner.decision import decide
-from gangline.planner.machines import Seat
+from gangline.planner.machines import Placement
 from gangline.planner.report import Length, report
 from gangline.planner.speed import ComputeModel, uncalibrated
 from gangline.planner.training import Number, Training
 from tests.unit.checks.machines import card, inventory, pc
-from tests.unit.planner.worlds import model, question, with_memory, world
+from tests.unit.planner.worlds import model, query, with_memory, world
 
 TRAINING = Training(method="lora", micro_batch=1, sequence_length=512)
 SHAPE = model("Qwen/Qwen2.5-0.5B")
 CARD = "NVIDIA GeForce RTX 4090"
-SEAT = Seat(host="pc1", gpu=CARD, spec=find_gpu(CARD))
+SEAT = Placement(host="pc1", gpu=CARD, spec=find_gpu(CARD))
 
 
 def measured(home: Path, *, host: str = "pc1", driver: str = "575.57.08", torch: str = "2.13.0+cu128") -> None:
@@ -120,7 +120,7 @@ def test_of_a_host_that_nobody_asked_nothing_is_said(tmp_path: Path) -> None:
 
 def token_s(name: str, compute: Number, home: Path) -> float:
     training = dataclasses.replace(TRAINING, compute=compute)
-    found = SpeedTable(architecture=SHAPE, home=home).of(Seat(host="h", gpu=name, spec=find_gpu(name)), training)
+    found = SpeedTable(architecture=SHAPE, home=home).of(Placement(host="h", gpu=name, spec=find_gpu(name)), training)
     assert found is not None
     return found.per_token_s
 
@@ -144,7 +144,7 @@ def test_gtx_16_is_slower_in_fp16_than_in_fp32_and_others_are_not(tmp_path: Path
 
 
 def notes(machines: str, compute: Number) -> str:
-    asked = question("Qwen/Qwen2.5-0.5B", method="lora", sequence_length=512, compute=compute)
+    asked = query("Qwen/Qwen2.5-0.5B", method="lora", sequence_length=512, compute=compute)
     gib = [20.0] * len(machines.split(","))
     return "\n".join(report(decide(asked, with_memory(world(machines), *gib)), Length(None), width=400))
 

@@ -89,7 +89,7 @@ class Row(Run):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict(Run):
+class Choice(Run):
     """A run known to fit or to die on its card; `card_bytes` is the card's nominal size."""
 
     outcome: str
@@ -117,11 +117,11 @@ def split_of(run: str) -> str:
     return HELD_OUT if int(first_digit, 16) % 2 == 0 else FITTING
 
 
-def verdicts() -> list[Verdict]:
+def verdicts() -> list[Choice]:
     """Public runs near the end of their card, or beyond it."""
     document = read("public_rows")
     return [
-        Verdict(**_settings(document, run), outcome=run["outcome"], card_bytes=run["card_bytes"])
+        Choice(**_settings(document, run), outcome=run["outcome"], card_bytes=run["card_bytes"])
         for run in document["verdicts"]
     ]
 

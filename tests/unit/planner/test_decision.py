@@ -8,35 +8,35 @@ from typing import Literal
 
 import pytest
 
-from gangline.planner import decision, room
+from gangline.planner import decision, memory_fit
 from gangline.planner import report as reports
-from gangline.planner.decision import AS_FAST, Verdict, best_of_kinds, decide, ways_out
-from gangline.planner.machines import PlannedCluster, Seat, link
+from gangline.planner.candidate import Candidate, Compute, EvaluationContext, PlanQuery, lacking
+from gangline.planner.decision import AS_FAST, Choice, best_of_kinds, decide, ways_out
+from gangline.planner.machines import Placement, PlannedCluster, link
 from gangline.planner.memory import CPU, rank_memory
-from gangline.planner.option import Compute, EvaluationContext, Option, Question, lacking
-from gangline.planner.report import Length, report, slower_than_alone, verdict_json, ways_lines
+from gangline.planner.report import Length, choice_json, report, slower_than_alone, ways_lines
 from gangline.planner.saves import Saving
 from gangline.planner.speed import ComputeModel
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.job import StrategyJob
 from gangline.units import format_duration
-from tests.unit.planner.worlds import crowded, option_of, question, with_memory, world
+from tests.unit.planner.worlds import crowded, option_of, query, with_memory, world
 
 EIGHT = "rtx4090,rtx4080,rtx3090,rtx3080,rtx4070,rtx4060,rtx3060,rtx5090"
 
 
-def options_of(job: Question, machines: PlannedCluster) -> list[Option]:
+def options_of(job: PlanQuery, machines: PlannedCluster) -> list[Candidate]:
     """The best option of every strategy, all that fit and those that do not."""
     return best_of_kinds(job, machines, EvaluationContext())
 
 
-def kind(verdict: Verdict, name: str) -> Option:
-    return next(option for option in verdict.by_kind if option.strategy.kind == name)
+def kind(choice: Choice, name: str) -> Candidate:
+    return next(candidate for candidate in choice.by_kind if candidate.strategy.kind == name)
 
 
 def test_three_unlike_pcs_train_a_7b_adapter_side_by_side() -> None:
-    verdict = decide(question(), world())
-    best = verdict.best
+    choice = decide(query(), world())
+    best = choice.best
     assert best is not None
     assert best.strategy.kind == "ddp"
     assert best.time is not None
@@ -49,21 +49,21 @@ def test_three_unlike_pcs_train_a_7b_adapter_side_by_side() -> None:
 
 
 def test_weights_that_travel_over_a_home_network_are_named_as_the_reason() -> None:
-    verdict = decide(question(method="lora", sequence_length=512), with_memory(world(), 24, 24, 24))
-    assert verdict.best is not None
-    assert verdict.best.strategy.kind == "ddp"
-    sharded = kind(verdict, "fsdp")
-    assert sharded.seconds > 5 * verdict.best.seconds
-    lines = "\n".join(report(verdict, Length((100, "100 steps"), Saving(every_minutes=10)), width=400))
+    choice = decide(query(method="lora", sequence_length=512), with_memory(world(), 24, 24, 24))
+    assert choice.best is not None
+    assert choice.best.strategy.kind == "ddp"
+    sharded = kind(choice, "fsdp")
+    assert sharded.seconds > 5 * choice.best.seconds
+    lines = "\n".join(report(choice, Length((100, "100 steps"), Saving(every_minutes=10)), width=400))
     assert "weights for" in lines
     assert "over this link" in lines
 
 
 def test_what_no_card_holds_alone_goes_through_them_in_layers() -> None:
-    verdict = decide(question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512), world())
-    assert verdict.best is None or verdict.best.strategy.kind == "pipeline"
+    choice = decide(query("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512), world())
+    assert choice.best is None or choice.best.strategy.kind == "pipeline"
     roomy = decide(
-        question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512), with_memory(world(), 16, 12, 12)
+        query("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512), with_memory(world(), 16, 12, 12)
     )
     assert roomy.best is not None
     assert roomy.best.strategy.kind == "pipeline"
@@ -73,38 +73,38 @@ def test_what_no_card_holds_alone_goes_through_them_in_layers() -> None:
 
 
 def test_a_pipeline_in_fp16_is_planned_and_what_is_done_today_is_another_way() -> None:
-    job = question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512, compute="fp16")
-    verdict = decide(job, with_memory(world(), 16, 12, 12))
-    assert verdict.best is not None
-    assert verdict.best.strategy.kind == "pipeline"
-    assert verdict.runnable is not None
-    assert verdict.runnable.strategy.kind == "fsdp"
-    assert "cannot do pipeline with precision: fp16 yet" in "\n".join(report(verdict, Length(None)))
+    job = query("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512, compute="fp16")
+    choice = decide(job, with_memory(world(), 16, 12, 12))
+    assert choice.best is not None
+    assert choice.best.strategy.kind == "pipeline"
+    assert choice.runnable is not None
+    assert choice.runnable.strategy.kind == "fsdp"
+    assert "cannot do pipeline with precision: fp16 yet" in "\n".join(report(choice, Length(None)))
 
 
 def test_what_only_the_optimizer_stands_against_is_said_by_its_name() -> None:
-    job = question("meta-llama/Llama-2-7b-hf", method="full", optimizer="adamw-8bit", sequence_length=512)
-    verdict = decide(job, world("4xrtx4090"))
-    assert verdict.best is not None
-    assert not verdict.best.is_built
-    said = f"cannot do {verdict.best.strategy.kind} with optimizer: adamw-8bit and method: full yet"
-    assert said in "\n".join(report(verdict, Length(None), width=400))
+    job = query("meta-llama/Llama-2-7b-hf", method="full", optimizer="adamw-8bit", sequence_length=512)
+    choice = decide(job, world("4xrtx4090"))
+    assert choice.best is not None
+    assert not choice.best.is_built
+    said = f"cannot do {choice.best.strategy.kind} with optimizer: adamw-8bit and method: full yet"
+    assert said in "\n".join(report(choice, Length(None), width=400))
 
 
 def test_shares_of_the_cluster_file_are_layers_in_a_pipeline() -> None:
-    job = question(method="lora", leave_open=False, checkpointing=True)
+    job = query(method="lora", leave_open=False, checkpointing=True)
     job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
     machines = with_memory(world("rtx4090,rtx4090,rtx4090"), 80, 80, 80)
-    weights = zip(machines.seats, (3.0, 1.0, 0.0), strict=True)
-    seats = tuple(dataclasses.replace(seat, weight=weight) for seat, weight in weights)
-    (option,) = decide(job, dataclasses.replace(machines, seats=seats)).by_kind
-    assert option.strategy.stages == (24, 7, 1)  # a layer is the least
-    (option,) = decide(job, machines).by_kind
-    assert option.strategy.stages == (11, 11, 10)
+    weights = zip(machines.placements, (3.0, 1.0, 0.0), strict=True)
+    placements = tuple(dataclasses.replace(placement, weight=weight) for placement, weight in weights)
+    (candidate,) = decide(job, dataclasses.replace(machines, placements=placements)).by_kind
+    assert candidate.strategy.stages == (24, 7, 1)  # a layer is the least
+    (candidate,) = decide(job, machines).by_kind
+    assert candidate.strategy.stages == (11, 11, 10)
 
 
 def test_where_sending_takes_time_more_micro_batches_are_on_their_way_if_there_is_room() -> None:
-    job = question("meta-llama/Llama-3.1-8B", method="qlora", sequence_length=1024, batch=24)
+    job = query("meta-llama/Llama-3.1-8B", method="qlora", sequence_length=1024, batch=24)
     job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline", replicas=1))
     ample, tight = [24.0] * 3, [4.0] * 3
     found = {}
@@ -122,25 +122,25 @@ def test_where_sending_takes_time_more_micro_batches_are_on_their_way_if_there_i
 
 def test_machines_for_two_pipelines_make_two_and_share_the_batch() -> None:
     """Llama-2-13B in 16 bits wants two such cards; six make three pipelines with a third of the bubble each."""
-    job = question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512, batch=24)
+    job = query("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512, batch=24)
     job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
     machines = with_memory(world(",".join(["rtx4090"] * 6), wire="10gbit"), *[24] * 6)
-    (option,) = decide(job, machines).by_kind
-    assert option.strategy.replicas == 3
-    assert [sum(row) for row in option.strategy.rows] == [40] * 3
-    assert option.fits
-    assert option.dealt[0] == option.dealt[1] == option.dealt[2]
+    (candidate,) = decide(job, machines).by_kind
+    assert candidate.strategy.replicas == 3
+    assert [sum(row) for row in candidate.strategy.rows] == [40] * 3
+    assert candidate.fits
+    assert candidate.dealt[0] == candidate.dealt[1] == candidate.dealt[2]
     auto = decide(dataclasses.replace(job, strategy=StrategyJob()), machines)
     assert auto.best is not None
-    assert auto.best.strategy == option.strategy
-    assert "gradients between pipelines" in {each.what for each in option.traffic.exchanges}
+    assert auto.best.strategy == candidate.strategy
+    assert "gradients between pipelines" in {each.what for each in candidate.traffic.exchanges}
     times = {}
     for replicas in (1, 2, 3):
         asked = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline", replicas=replicas))
         (one,) = decide(asked, machines).by_kind
         assert one.strategy.replicas == replicas
         times[replicas] = one.seconds
-    assert times[3] == option.seconds == min(times.values())
+    assert times[3] == candidate.seconds == min(times.values())
     small = decide(job, with_memory(machines, *[14] * 6)).by_kind[0]  # three of them hold one
     assert small.strategy.replicas == 2
 
@@ -152,42 +152,44 @@ def test_one_table_at_both_ends_of_a_pipeline_is_trained_at_both() -> None:
         ("meta-llama/Llama-3.2-1B", "lora", False),
         ("meta-llama/Llama-2-7b-hf", "full", False),
     ):
-        job = question(name, method=method, sequence_length=512, leave_open=False)
+        job = query(name, method=method, sequence_length=512, leave_open=False)
         asked = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
-        (option,) = decide(asked, machines).by_kind
-        assert (option.strategy.kind, option.is_built) == ("pipeline", True)
-        assert ("gradients of the tied table" in {each.what for each in option.traffic.exchanges}) == sums
-    assert "single" in {option.strategy.kind for option in decide(asked, with_memory(world("rtx4090"), 80)).by_kind}
+        (candidate,) = decide(asked, machines).by_kind
+        assert (candidate.strategy.kind, candidate.is_built) == ("pipeline", True)
+        assert ("gradients of the tied table" in {each.what for each in candidate.traffic.exchanges}) == sums
+    assert "single" in {
+        candidate.strategy.kind for candidate in decide(asked, with_memory(world("rtx4090"), 80)).by_kind
+    }
 
 
 def test_a_pipeline_of_a_model_that_cannot_be_entered_is_shown_and_not_taken() -> None:
-    job = question("meta-llama/Llama-2-13b-hf", method="lora", checkpointing=True, sequence_length=1024)
+    job = query("meta-llama/Llama-2-13b-hf", method="lora", checkpointing=True, sequence_length=1024)
     machines = with_memory(world("rtx4090,rtx4090,rtx4090"), 16, 16, 16)
     assert decide(job, machines).runnable == decide(job, machines).best
     for changes in ({"model_type": "granite"}, {"entry_dropout": "embd_pdrop"}):
         other = dataclasses.replace(job, architecture=dataclasses.replace(job.architecture, **changes))  # type: ignore[arg-type]
-        verdict = decide(other, machines)
-        assert verdict.best is not None
-        assert (verdict.best.strategy.kind, verdict.best.is_built) == ("pipeline", False)
-        assert verdict.runnable is None or verdict.runnable.strategy.kind != "pipeline"
-        lines = " ".join("\n".join(report(verdict, Length(None), width=400)).split())
-        missing = lacking(verdict.best.strategy, other.training, other.architecture)
+        choice = decide(other, machines)
+        assert choice.best is not None
+        assert (choice.best.strategy.kind, choice.best.is_built) == ("pipeline", False)
+        assert choice.runnable is None or choice.runnable.strategy.kind != "pipeline"
+        lines = " ".join("\n".join(report(choice, Length(None), width=400)).split())
+        missing = lacking(choice.best.strategy, other.training, other.architecture)
         assert missing is not None
         assert f"cannot do {missing.what}" in lines
 
 
 def test_ranks_that_share_a_gpu_are_weighed_with_what_they_can_do() -> None:
-    job = question("meta-llama/Llama-3.2-1B", method="full", sequence_length=512)
+    job = query("meta-llama/Llama-3.2-1B", method="full", sequence_length=512)
     cards = world("2xa100-80gb,2xa100-80gb", wire="hdr")
-    verdict = decide(job, crowded(cards, "host2"))
-    assert {option.strategy.kind for option in verdict.by_kind} == {"ddp", "local-sgd"}
-    assert verdict.runnable is not None
-    assert verdict.runnable.strategy.kind == "ddp"
-    assert {"fsdp", "pipeline"} < {option.strategy.kind for option in decide(job, cards).by_kind}
+    choice = decide(job, crowded(cards, "host2"))
+    assert {candidate.strategy.kind for candidate in choice.by_kind} == {"ddp", "local-sgd"}
+    assert choice.runnable is not None
+    assert choice.runnable.strategy.kind == "ddp"
+    assert {"fsdp", "pipeline"} < {candidate.strategy.kind for candidate in decide(job, cards).by_kind}
 
 
 def test_a_fast_fabric_makes_shards_worth_while() -> None:
-    job = question("zai-org/GLM-4.5-Air", method="lora", batch=64, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+    job = query("zai-org/GLM-4.5-Air", method="lora", batch=64, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
     fast = decide(job, world("8xa100-80gb,8xa100-80gb", wire="hdr", inside="nvlink-a100"))
     assert fast.best is not None
     assert fast.best.strategy.kind in {"hsdp", "fsdp", "zero-3"}
@@ -195,11 +197,11 @@ def test_a_fast_fabric_makes_shards_worth_while() -> None:
 
 
 def test_what_fits_nowhere_says_what_would_and_no_way_contains_another() -> None:
-    verdict = decide(question("meta-llama/Llama-2-7b-hf", method="full", sequence_length=2048), world())
-    assert verdict.best is None
-    ways = ways_out(verdict.question, verdict.world)
+    choice = decide(query("meta-llama/Llama-2-7b-hf", method="full", sequence_length=2048), world())
+    assert choice.best is None
+    ways = ways_out(choice.query, choice.world)
     assert ways
-    assert all(way.option.fits for way in ways)
+    assert all(way.candidate.fits for way in ways)
     lines = "\n".join(ways_lines(ways))
     assert "method: qlora" in lines
     assert "one card with" in lines
@@ -219,13 +221,13 @@ def test_what_fits_nowhere_says_what_would_and_no_way_contains_another() -> None
 def test_moments_of_8_bits_are_for_weights_that_some_rank_has_whole(
     optimizer: str, method: str, built: set[str]
 ) -> None:
-    job = question("meta-llama/Llama-3.2-1B", method=method, optimizer=optimizer, sequence_length=512)
-    verdict = decide(job, world("2xa100-80gb,2xa100-80gb"))
-    assert {option.strategy.kind for option in verdict.by_kind if option.is_built} == built
+    job = query("meta-llama/Llama-3.2-1B", method=method, optimizer=optimizer, sequence_length=512)
+    choice = decide(job, world("2xa100-80gb,2xa100-80gb"))
+    assert {candidate.strategy.kind for candidate in choice.by_kind if candidate.is_built} == built
 
 
 def test_where_only_states_are_too_large_8_bits_of_them_are_a_way_out() -> None:
-    job = question("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
+    job = query("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
     short = with_memory(world("rtx4090"), 20)
     ways = ways_out(job, short)
     assert ("optimizer.kind: adamw-8bit",) in [way.words for way in ways]
@@ -239,44 +241,46 @@ def test_where_only_states_are_too_large_8_bits_of_them_are_a_way_out() -> None:
     ],
 )
 def test_long_rows_whose_layers_inputs_take_too_much_may_move_them(checkpointing: bool, words: str) -> None:
-    job = question("meta-llama/Llama-2-7b-hf", method="qlora", sequence_length=16384, leave_open=False)
+    job = query("meta-llama/Llama-2-7b-hf", method="qlora", sequence_length=16384, leave_open=False)
     job = dataclasses.replace(job, training=dataclasses.replace(job.training, checkpointing=checkpointing))
     short = with_memory(world("rtx4090"), 12)
     assert decide(job, short).best is None
     assert (words,) in [way.words for way in ways_out(job, short)]
-    bare = dataclasses.replace(short, seats=tuple(dataclasses.replace(seat, gpu=None) for seat in short.seats))
+    bare = dataclasses.replace(
+        short, placements=tuple(dataclasses.replace(placement, gpu=None) for placement in short.placements)
+    )
     assert "activation_offloading" not in "\n".join(ways_lines(ways_out(job, bare)))
 
 
 def test_one_machine_that_is_faster_than_all_is_said() -> None:
-    job = question("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
-    verdict = decide(job, with_memory(world("a=rtx5090,b=rtx3060", wire="100mbit"), 30, 30))
-    assert verdict.runnable is not None
-    assert verdict.by_hosts[0].runnable is not None
-    assert verdict.runnable.seconds > verdict.by_hosts[0].runnable.seconds
-    said = slower_than_alone(verdict)
+    job = query("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
+    choice = decide(job, with_memory(world("a=rtx5090,b=rtx3060", wire="100mbit"), 30, 30))
+    assert choice.runnable is not None
+    assert choice.by_hosts[0].runnable is not None
+    assert choice.runnable.seconds > choice.by_hosts[0].runnable.seconds
+    said = slower_than_alone(choice)
     assert said is not None
     assert "a alone" in said
 
 
 def test_the_machine_that_alone_can_hold_it_is_found_though_another_is_faster() -> None:
-    job = question("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", method="full", batch=8, sequence_length=512)
-    verdict = decide(job, with_memory(world("fast=rtx5080,big=rtx3090", wire="10mbit"), 8, 24))
-    alone = verdict.by_hosts[0]
+    job = query("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", method="full", batch=8, sequence_length=512)
+    choice = decide(job, with_memory(world("fast=rtx5080,big=rtx3090", wire="10mbit"), 8, 24))
+    alone = choice.by_hosts[0]
     assert alone.count == 1
     assert alone.runnable is not None
     assert alone.runnable.world.hosts == ("big",)
-    assert verdict.today is not None
-    assert verdict.today.world.hosts == ("big",)
+    assert choice.today is not None
+    assert choice.today.world.hosts == ("big",)
 
 
 def test_a_start_is_not_refused_because_something_that_is_not_built_fits_better() -> None:
-    job = question("Qwen/Qwen2.5-0.5B", method="full", batch=8, sequence_length=1024, leave_open=False)
+    job = query("Qwen/Qwen2.5-0.5B", method="full", batch=8, sequence_length=1024, leave_open=False)
     cards = world("rtx4090,rtx4090", wire="10gbit")
     for gib in (x / 4 for x in range(20, 80)):
-        verdict = decide(job, with_memory(cards, gib, gib))
-        chance = max(kind(verdict, each).chance for each in ("ddp", "fsdp"))
-        assert (verdict.runnable is not None) == (chance >= 0.1)
+        choice = decide(job, with_memory(cards, gib, gib))
+        chance = max(kind(choice, each).chance for each in ("ddp", "fsdp"))
+        assert (choice.runnable is not None) == (chance >= 0.1)
 
 
 @pytest.mark.parametrize("asked", ["ddp", "fsdp", "hsdp"])
@@ -285,18 +289,18 @@ def test_a_strategy_that_the_job_names_is_taken_whatever_is_faster(asked: str) -
         ("2xa100-80gb,2xa100-80gb", asked),
         ("a100-80gb,2xa100-80gb", "fsdp" if asked == "hsdp" else asked),
     ):
-        job = dataclasses.replace(question(method="lora"), strategy=StrategyJob(kind=asked))  # type: ignore[arg-type]
-        verdict = decide(job, world(cards, wire="hdr"))
-        assert verdict.best is not None
-        assert verdict.best.strategy.kind == taken
-        assert verdict.runnable == verdict.best
+        job = dataclasses.replace(query(method="lora"), strategy=StrategyJob(kind=asked))  # type: ignore[arg-type]
+        choice = decide(job, world(cards, wire="hdr"))
+        assert choice.best is not None
+        assert choice.best.strategy.kind == taken
+        assert choice.runnable == choice.best
     alone = decide(job, world("a100-80gb"))
     assert alone.best is not None
     assert alone.best.strategy.kind == "single"
 
 
 def test_local_steps_are_never_taken_by_themselves_and_said_to_be_other_numbers() -> None:
-    job = question("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=2048)
+    job = query("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=2048)
     slow = decide(job, with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), 48, 48, 48))
     assert slow.best is not None
     assert slow.best.is_exact
@@ -313,7 +317,7 @@ def rounds(**more: object) -> StrategyJob:
 
 
 def test_a_job_that_asks_for_local_steps_gets_them_with_its_own_numbers() -> None:
-    job = question("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=2048)
+    job = query("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=2048)
     cards = with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), 48, 48, 48)
     asked = {
         steps: decide(dataclasses.replace(job, strategy=rounds(inner_steps=steps)), cards).runnable
@@ -327,33 +331,33 @@ def test_a_job_that_asks_for_local_steps_gets_them_with_its_own_numbers() -> Non
 
 
 def test_where_only_local_steps_fit_they_are_not_begun_unasked() -> None:
-    job = question("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=512)
+    job = query("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=512)
     for gib in range(15, 35):
-        verdict = decide(job, with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), gib, gib, gib))
-        assert verdict.runnable is None or verdict.runnable.strategy.kind != "local-sgd"
+        choice = decide(job, with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), gib, gib, gib))
+        assert choice.runnable is None or choice.runnable.strategy.kind != "local-sgd"
 
 
 def test_one_machine_has_nobody_to_train_apart_from() -> None:
-    job = dataclasses.replace(question("Qwen/Qwen2.5-0.5B", method="full", batch=8), strategy=rounds())
-    verdict = decide(job, with_memory(world("rtx4090"), 48))
-    assert verdict.runnable is not None
-    assert verdict.runnable.strategy.kind == "single"
+    job = dataclasses.replace(query("Qwen/Qwen2.5-0.5B", method="full", batch=8), strategy=rounds())
+    choice = decide(job, with_memory(world("rtx4090"), 48))
+    assert choice.runnable is not None
+    assert choice.runnable.strategy.kind == "single"
 
 
 def test_ranks_that_wait_for_each_other_in_every_micro_batch_have_equal_shares() -> None:
-    job = question("meta-llama/Llama-3.2-1B", method="full", batch=24, sequence_length=512, leave_open=False)
-    verdict = decide(job, with_memory(world(), 80, 80, 80))
-    assert len(set(kind(verdict, "fsdp").shares)) == 1
-    assert len(set(kind(verdict, "ddp").shares)) > 1
+    job = query("meta-llama/Llama-3.2-1B", method="full", batch=24, sequence_length=512, leave_open=False)
+    choice = decide(job, with_memory(world(), 80, 80, 80))
+    assert len(set(kind(choice, "fsdp").shares)) == 1
+    assert len(set(kind(choice, "ddp").shares)) > 1
 
 
 def test_a_pipeline_that_fits_only_tightly_is_shown_with_the_split_that_does() -> None:
-    job = question("meta-llama/Llama-3.1-8B", method="lora", batch=32, leave_open=False, targets=("all-linear",))
+    job = query("meta-llama/Llama-3.1-8B", method="lora", batch=32, leave_open=False, targets=("all-linear",))
     chances = []
     for length in (1536, 1700, 1800, 1850, 1950, 2048):
         asked = dataclasses.replace(job, training=dataclasses.replace(job.training, sequence_length=length))
-        verdict = decide(asked, with_memory(world("rtx4070,rtx3060,rtx3090"), 11.7, 11.7, 23.7))
-        chances.append(kind(verdict, "pipeline").chance)
+        choice = decide(asked, with_memory(world("rtx4070,rtx3060,rtx3090"), 11.7, 11.7, 23.7))
+        chances.append(kind(choice, "pipeline").chance)
     assert chances == sorted(chances, reverse=True)
     assert chances[3] > 0.5 or chances[2] < 0.9  # fifty tokens more are no cliff
 
@@ -361,15 +365,15 @@ def test_a_pipeline_that_fits_only_tightly_is_shown_with_the_split_that_does() -
 @pytest.mark.parametrize("seed", range(6))
 def test_more_memory_never_makes_a_plan_worse(seed: int) -> None:
     dice = random.Random(seed)
-    job = question(method=dice.choice(("lora", "qlora", "full")), sequence_length=dice.choice((512, 1024, 2048)))
-    before: Verdict | None = None
+    job = query(method=dice.choice(("lora", "qlora", "full")), sequence_length=dice.choice((512, 1024, 2048)))
+    before: Choice | None = None
     for gib in (4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 80, 141):
         machines = with_memory(world("rtx4090,rtx4090"), gib, gib)
-        verdict = decide(job, machines)
+        choice = decide(job, machines)
         if before is not None and before.best is not None and before.best.fits:
-            assert verdict.best is not None
-            assert verdict.best.seconds <= before.best.seconds * 1.021  # of two as fast, the simpler is taken
-        before = verdict
+            assert choice.best is not None
+            assert choice.best.seconds <= before.best.seconds * 1.021  # of two as fast, the simpler is taken
+        before = choice
     assert before is not None
     assert before.best is not None
 
@@ -377,12 +381,12 @@ def test_more_memory_never_makes_a_plan_worse(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_faster_link_never_makes_a_plan_slower(seed: int) -> None:
     dice = random.Random(seed)
-    job = question(method=dice.choice(("lora", "full")), batch=dice.choice((6, 24, 48)))
+    job = query(method=dice.choice(("lora", "full")), batch=dice.choice((6, 24, 48)))
     machines = with_memory(world("rtx4090,rtx3090,rtx3060"), 80, 80, 80)
     last = float("inf")
     for name in ("100mbit", "1gbit", "2.5gbit", "10gbit", "100gbit", "hdr"):
         options = options_of(job, dataclasses.replace(machines, wire=link(name)))
-        fastest = min(option.seconds for option in options if option.is_exact)
+        fastest = min(candidate.seconds for candidate in options if candidate.is_exact)
         assert fastest <= last * AS_FAST  # of those that are as fast the simplest is taken
         last = fastest
 
@@ -392,41 +396,44 @@ def test_shares_sum_to_the_batch_whatever_the_machines() -> None:
     for _ in range(20):
         names = [dice.choice(("rtx4090", "rtx3060", "rtx4070", "rtx3090", "t4")) for _ in range(dice.randint(1, 5))]
         batch = dice.choice((6, 12, 20, 24, 32, 48))
-        job = question("meta-llama/Llama-3.2-1B", method="lora", batch=batch, sequence_length=512)
-        for option in decide(job, world(",".join(names))).by_kind:
-            assert sum(option.dealt) * option.training.micro_batch == batch
+        job = query("meta-llama/Llama-3.2-1B", method="lora", batch=batch, sequence_length=512)
+        for candidate in decide(job, world(",".join(names))).by_kind:
+            assert sum(candidate.dealt) * candidate.training.micro_batch == batch
 
 
 def test_a_rank_without_known_speed_leaves_time_open_and_shares_equal() -> None:
-    job = dataclasses.replace(question(), compute=lambda _seat, _training: None)
-    option = option_of(job, world(), PlannedStrategy(kind="ddp", world_size=3), job.training)
-    assert option.time is None
-    assert option.shares == (8, 8, 8)
-    verdict = decide(job, world())
-    assert "step time is unknown" in "\n".join(report(verdict, Length(None)))
+    job = dataclasses.replace(query(), compute=lambda _seat, _training: None)
+    candidate = option_of(job, world(), PlannedStrategy(kind="ddp", world_size=3), job.training)
+    assert candidate.time is None
+    assert candidate.shares == (8, 8, 8)
+    choice = decide(job, world())
+    assert "step time is unknown" in "\n".join(report(choice, Length(None)))
 
 
 def test_the_users_own_shares_are_kept() -> None:
     machines = world()
     weighted = dataclasses.replace(
         machines,
-        seats=tuple(
-            dataclasses.replace(seat, weight=weight) for seat, weight in zip(machines.seats, (3, 2, 1), strict=True)
+        placements=tuple(
+            dataclasses.replace(placement, weight=weight)
+            for placement, weight in zip(machines.placements, (3, 2, 1), strict=True)
         ),
     )
-    option = option_of(question(), weighted, PlannedStrategy(kind="ddp", world_size=3), question().training)
-    assert option.shares == (12, 8, 4)
+    candidate = option_of(query(), weighted, PlannedStrategy(kind="ddp", world_size=3), query().training)
+    assert candidate.shares == (12, 8, 4)
 
 
 def speeds(**by_host: float) -> Compute:
     """Machines of which one computes so many micro-batches of one sample in a second."""
-    length = question().tokens_per_sample
-    return lambda seat, _: ComputeModel(per_token_s=1 / (by_host[seat.host] * length), source="measured", spread=0.03)
+    length = query().tokens_per_sample
+    return lambda placement, _: ComputeModel(
+        per_token_s=1 / (by_host[placement.host] * length), source="measured", spread=0.03
+    )
 
 
-def about(batch: int, *, leave_open: bool = False) -> Question:
+def about(batch: int, *, leave_open: bool = False) -> PlanQuery:
     """A job for pc1, pc2 and pc3 with speeds of 1, 0.55 and 0.45."""
-    job = question(batch=batch, method="lora", leave_open=leave_open)
+    job = query(batch=batch, method="lora", leave_open=leave_open)
     return dataclasses.replace(job, compute=speeds(pc1=1, pc2=0.55, pc3=0.45), open=("batch", *job.open))
 
 
@@ -434,90 +441,90 @@ BIG = with_memory(world(), 80, 80, 80)
 
 
 def test_a_batch_near_the_wish_is_chosen_that_the_machines_divide_well() -> None:
-    verdict = decide(about(32), BIG)
-    assert verdict.best is not None
-    assert (verdict.best.strategy.kind, verdict.best.shares) == ("ddp", (20, 11, 9))
-    assert (verdict.question.batch, verdict.question.about, verdict.question.open) == (40, 32, ())
-    text = " ".join("\n".join(report(verdict, Length(None), width=400)).split())
+    choice = decide(about(32), BIG)
+    assert choice.best is not None
+    assert (choice.best.strategy.kind, choice.best.shares) == ("ddp", (20, 11, 9))
+    assert (choice.query.batch, choice.query.about, choice.query.open) == (40, 32, ())
+    text = " ".join("\n".join(report(choice, Length(None), width=400)).split())
     assert "divides batch 40, about 32 as the job says: shares 20/11/9 reach 100 % of the sum of the speeds" in text
     assert "32 would reach 97.8 %" in text
-    told = verdict_json(verdict, [])["batch"]
+    told = choice_json(choice, [])["batch"]
     assert (told["batch"], told["about"], round(told["ceiling"], 6)) == (40, 32, 1.0)
 
 
 def test_an_exact_batch_is_never_changed_and_said_to_divide_badly() -> None:
-    verdict = decide(dataclasses.replace(about(24), open=()), BIG)
-    assert (verdict.question.batch, verdict.question.about) == (24, None)
-    assert "divides    badly: batch 24 reaches 94.3 %" in "\n".join(report(verdict, Length(None), width=400))
+    choice = decide(dataclasses.replace(about(24), open=()), BIG)
+    assert (choice.query.batch, choice.query.about) == (24, None)
+    assert "divides    badly: batch 24 reaches 94.3 %" in "\n".join(report(choice, Length(None), width=400))
     good = decide(dataclasses.replace(about(40), open=()), BIG)
     assert not any(line.startswith("divides") for line in report(good, Length(None)))
-    assert round(verdict_json(good, [])["batch"]["ceiling"], 6) == 1.0
+    assert round(choice_json(good, [])["batch"]["ceiling"], 6) == 1.0
 
 
 def test_all_numbers_of_machines_are_weighed_with_the_batch_that_was_chosen() -> None:
-    verdict = decide(about(32), BIG)
-    options = [option for few in verdict.by_hosts if (option := few.runnable) is not None]
-    assert [sum(option.shares) * option.training.micro_batch for option in options] == [40, 40, 40]
+    choice = decide(about(32), BIG)
+    options = [candidate for few in choice.by_hosts if (candidate := few.runnable) is not None]
+    assert [sum(candidate.shares) * candidate.training.micro_batch for candidate in options] == [40, 40, 40]
 
 
 def test_micro_batch_and_batch_are_chosen_together() -> None:
     floor = dataclasses.replace(about(32, leave_open=True), compute=_with_floor)
-    verdict = decide(floor, BIG)
-    assert verdict.best is not None
-    micro_batch, batch = verdict.best.training.micro_batch, verdict.question.batch
+    choice = decide(floor, BIG)
+    assert choice.best is not None
+    micro_batch, batch = choice.best.training.micro_batch, choice.query.batch
     assert micro_batch > 1
     assert batch % micro_batch == 0
     assert 24 <= batch <= 42
-    taken = batch / verdict.best.seconds
+    taken = batch / choice.best.seconds
     for size in (1, 2, 3, 4, 8):
         training = dataclasses.replace(floor.training, micro_batch=size)
         for other in (each for each in range(24, 43) if each % size == 0):
             exact = dataclasses.replace(floor, batch=other, training=training, open=())
-            option = option_of(exact, BIG, PlannedStrategy(kind="ddp", world_size=3), training)
-            assert other / option.seconds <= taken * 1.04  # 2 % for the simpler one, 1 % for the nearer batch
+            candidate = option_of(exact, BIG, PlannedStrategy(kind="ddp", world_size=3), training)
+            assert other / candidate.seconds <= taken * 1.04  # 2 % for the simpler one, 1 % for the nearer batch
 
 
-def _with_floor(seat: Seat, _: Training) -> ComputeModel:
+def _with_floor(placement: Placement, _: Training) -> ComputeModel:
     """Two samples at once take no longer than one."""
-    speed = {"pc1": 1.0, "pc2": 0.55, "pc3": 0.45}[seat.host]
-    per_token_s = 1 / (speed * question().tokens_per_sample)
+    speed = {"pc1": 1.0, "pc2": 0.55, "pc3": 0.45}[placement.host]
+    per_token_s = 1 / (speed * query().tokens_per_sample)
     return ComputeModel(per_token_s=per_token_s, floor_s=2 / speed, source="measured", spread=0.03)
 
 
 def test_where_no_speed_is_known_or_has_a_say_the_batch_is_the_wish() -> None:
     blind = dataclasses.replace(about(32), compute=lambda _seat, _training: None)
-    assert decide(blind, BIG).question.batch == 32
-    seats = [dataclasses.replace(seat, weight=1.0) for seat in BIG.seats]
-    verdict = decide(about(32), dataclasses.replace(BIG, seats=tuple(seats)))
-    assert verdict.question.batch == 32
-    assert "speeds are unknown" in "\n".join(report(verdict, Length(None), width=400))
+    assert decide(blind, BIG).query.batch == 32
+    placements = [dataclasses.replace(placement, weight=1.0) for placement in BIG.placements]
+    choice = decide(about(32), dataclasses.replace(BIG, placements=tuple(placements)))
+    assert choice.query.batch == 32
+    assert "speeds are unknown" in "\n".join(report(choice, Length(None), width=400))
     in_fours = dataclasses.replace(blind, batch=30, training=dataclasses.replace(blind.training, micro_batch=4))
-    assert decide(in_fours, BIG).question.batch == 28
+    assert decide(in_fours, BIG).query.batch == 28
 
 
 def test_where_nothing_fits_the_batch_is_the_wish_in_whole_micro_batches() -> None:
-    job = question("meta-llama/Llama-2-70b-hf", batch=30, method="full", micro_batch=4, leave_open=False)
-    verdict = decide(dataclasses.replace(job, open=("batch",)), world())
-    assert verdict.best is None
-    assert verdict.dividing is None
-    assert verdict.question.batch == 28
-    assert verdict_json(verdict, [])["batch"] is None
+    job = query("meta-llama/Llama-2-70b-hf", batch=30, method="full", micro_batch=4, leave_open=False)
+    choice = decide(dataclasses.replace(job, open=("batch",)), world())
+    assert choice.best is None
+    assert choice.dividing is None
+    assert choice.query.batch == 28
+    assert choice_json(choice, [])["batch"] is None
 
 
 def test_ranks_with_equal_shares_get_a_batch_that_has_as_many_for_each() -> None:
-    job = question("zai-org/GLM-4.5-Air", batch=60, method="lora", leave_open=False, checkpointing=True)
+    job = query("zai-org/GLM-4.5-Air", batch=60, method="lora", leave_open=False, checkpointing=True)
     job = dataclasses.replace(job, open=("batch",))
-    verdict = decide(job, world("8xa100-80gb,8xa100-80gb", wire="hdr", inside="nvlink-a100"))
-    assert verdict.best is not None
-    assert verdict.best.strategy.half.lockstep
-    assert verdict.question.batch == 64
-    assert set(verdict.best.shares) == {4}
+    choice = decide(job, world("8xa100-80gb,8xa100-80gb", wire="hdr", inside="nvlink-a100"))
+    assert choice.best is not None
+    assert choice.best.strategy.half.lockstep
+    assert choice.query.batch == 64
+    assert set(choice.best.shares) == {4}
 
 
 @pytest.mark.parametrize("gib", [3, 6, 10, 80])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_of_every_strategy_the_best_of_all_its_ways_is_shown(method: str, gib: int) -> None:
-    job = question("meta-llama/Llama-3.2-1B", method=method, batch=24, sequence_length=512)
+    job = query("meta-llama/Llama-3.2-1B", method=method, batch=24, sequence_length=512)
     machines = with_memory(world("rtx4090,rtx4090,rtx3060"), gib, gib, gib)
     for shown in options_of(job, machines):
         if shown.strategy.kind == "pipeline":  # each way has stages of its own
@@ -538,13 +545,13 @@ def test_memory_is_reckoned_once_for_ranks_that_do_the_same(
 ) -> None:
     """benchmarks/plan_speed.py measures the time: this is most of it."""
     asked = []
-    monkeypatch.setattr(room, "rank_memory", lambda *ask, **more: asked.append(more) or rank_memory(*ask, **more))
-    decide(question("meta-llama/Llama-3.1-8B", method="lora", batch=240), world(hosts, wire="10gbit"))
+    monkeypatch.setattr(memory_fit, "rank_memory", lambda *ask, **more: asked.append(more) or rank_memory(*ask, **more))
+    decide(query("meta-llama/Llama-3.1-8B", method="lora", batch=240), world(hosts, wire="10gbit"))
     assert 100 < len(asked) < most
 
 
 def test_gradients_are_rounded_only_where_that_is_asked_for_and_pays() -> None:
-    job = question(method="lora", targets=("all-linear",), sequence_length=512, batch=12, leave_open=False)
+    job = query(method="lora", targets=("all-linear",), sequence_length=512, batch=12, leave_open=False)
     job = dataclasses.replace(job, strategy=StrategyJob(kind="ddp"))
     slow, fast = (with_memory(world(wire=wire), 24, 24, 24) for wire in ("100mbit", "10gbe"))
     asked = decide(job, slow)
@@ -567,22 +574,22 @@ def test_gradients_are_rounded_only_where_that_is_asked_for_and_pays() -> None:
 
 
 def test_numbers_that_are_no_wider_are_not_rounded() -> None:
-    job = question(method="lora", parameters="bf16", targets=("all-linear",), sequence_length=512, leave_open=False)
-    verdict = decide(dataclasses.replace(job, open=("exchange",)), with_memory(world(wire="100mbit"), 24, 24, 24))
-    assert verdict.runnable is not None
-    assert verdict.runnable.narrow_s is None
-    assert verdict.runnable.training.exchange is None
+    job = query(method="lora", parameters="bf16", targets=("all-linear",), sequence_length=512, leave_open=False)
+    choice = decide(dataclasses.replace(job, open=("exchange",)), with_memory(world(wire="100mbit"), 24, 24, 24))
+    assert choice.runnable is not None
+    assert choice.runnable.narrow_s is None
+    assert choice.runnable.training.exchange is None
 
 
 def test_one_rank_has_nothing_to_send_in_bf16() -> None:
-    job = question(method="lora", sequence_length=512, exchange="bf16", leave_open=False)
+    job = query(method="lora", sequence_length=512, exchange="bf16", leave_open=False)
     lines = " ".join(report(decide(job, with_memory(world("rtx4090"), 24)), Length(None), width=400))
     assert "exchange: bf16 does nothing" in lines
 
 
 def test_deepspeed_is_never_taken_unasked_and_taken_where_the_job_asks_for_it() -> None:
     eight = with_memory(world(",".join(["4xa100-80gb"] * 2), wire="hdr"), *[80.0] * 8)
-    job = question(method="full", batch=64, sequence_length=512)
+    job = query(method="full", batch=64, sequence_length=512)
     unasked = decide(job, eight)
     assert unasked.best == unasked.runnable
     assert unasked.best is not None
@@ -598,22 +605,20 @@ def test_states_in_the_machines_memory_leave_the_card() -> None:
     need = {}
     for offload in ((), ("optimizer",), ("optimizer", "parameters")):
         asked = StrategyJob(kind="zero-3", offload=offload)  # type: ignore[arg-type]
-        job = dataclasses.replace(
-            question(method="full", batch=8, sequence_length=512, leave_open=False), strategy=asked
-        )
-        option = decide(job, cards).by_kind[0]
-        need[len(offload)] = option.tightest.memory.persistent_bytes
-        assert option.strategy.offload == offload
+        job = dataclasses.replace(query(method="full", batch=8, sequence_length=512, leave_open=False), strategy=asked)
+        candidate = decide(job, cards).by_kind[0]
+        need[len(offload)] = candidate.tightest.memory.persistent_bytes
+        assert candidate.strategy.offload == offload
     weights = job.architecture.num_parameters
     assert need[0] - need[1] == pytest.approx(12 * weights / 2, rel=1e-6)  # fp32 weights and two moments, by halves
     assert need[1] - need[2] == pytest.approx(2 * weights / 2, rel=1e-6)
 
 
 def test_states_on_a_disk_leave_the_machines_memory_but_for_a_group_of_them() -> None:
-    job = question(method="full", batch=8, sequence_length=512, leave_open=False)
+    job = query(method="full", batch=8, sequence_length=512, leave_open=False)
     asked = StrategyJob(kind="zero-3", offload=("optimizer",), offload_to="/scratch")
-    verdict = decide(dataclasses.replace(job, strategy=asked), world("a100-80gb,a100-80gb", wire="hdr"))
-    way = verdict.by_kind[0].strategy
+    choice = decide(dataclasses.replace(job, strategy=asked), world("a100-80gb,a100-80gb", wire="hdr"))
+    way = choice.by_kind[0].strategy
     in_memory, on_disk = (
         rank_memory(job.architecture, job.training, dataclasses.replace(way, on_disk=each), device=CPU)
         for each in (False, True)
@@ -622,7 +627,7 @@ def test_states_on_a_disk_leave_the_machines_memory_but_for_a_group_of_them() ->
     assert (in_memory.disk_bytes, on_disk.disk_bytes) == (0, 16 * numbers)
     freed = in_memory.persistent_bytes - on_disk.persistent_bytes
     assert freed == pytest.approx(12 * numbers - 16 * 100_000_000, rel=1e-6)
-    lines = "\n".join(report(verdict, Length(known=None)))
+    lines = "\n".join(report(choice, Length(known=None)))
     assert "zero-3, optimizer on disk" in lines
     assert "50.2 GiB of each rank are written and read in every step" in lines
 
@@ -633,13 +638,13 @@ def test_parts_in_the_machines_memory_leave_the_card_and_pass_the_bus(kind: str)
     cards = with_memory(world("2xa100-80gb,2xa100-80gb", wire="hdr"), 80, 80, 80, 80)
     both: tuple[Literal["optimizer", "parameters"], ...] = ("optimizer", "parameters")
     for method, offload in (("full", both), ("lora", both[1:])):
-        job = question(method=method, batch=8, sequence_length=512, leave_open=False, accumulation=2)
+        job = query(method=method, batch=8, sequence_length=512, leave_open=False, accumulation=2)
         found = []
         for each in ((), offload):
             asked = dataclasses.replace(job, strategy=StrategyJob(kind=kind, offload=each))  # type: ignore[arg-type]
-            (option,) = [each for each in decide(asked, cards).by_kind if each.strategy.kind == kind]
-            found.append(option)
-        plain, moved = (option.tightest.memory for option in found)
+            (candidate,) = [each for each in decide(asked, cards).by_kind if each.strategy.kind == kind]
+            found.append(candidate)
+        plain, moved = (candidate.tightest.memory for candidate in found)
         weights, parts = job.architecture.num_parameters, 4 if kind == "fsdp" else 2
         state = (16 if method == "full" else 2) * weights / parts
         assert (plain.offloaded_bytes, moved.offloaded_bytes) == (0, pytest.approx(state, rel=1e-6))
@@ -660,7 +665,7 @@ def test_parts_in_the_machines_memory_leave_the_card_and_pass_the_bus(kind: str)
     ],
 )
 def test_what_deepspeed_does_not_do_is_not_planned(words: dict[str, str], said: str) -> None:
-    job = question(**words)  # type: ignore[arg-type]
+    job = query(**words)  # type: ignore[arg-type]
     way = PlannedStrategy(kind="zero-3", world_size=2, shard_size=2, asked=True)
     missing = lacking(way, job.training, job.architecture)
     assert missing is not None

@@ -123,10 +123,10 @@ def test_verdicts_are_right_but_within_7_percent_of_the_limit_and_for_one_settin
     """Llama-2-70B on two cards with micro-batches of 4 died at what should have been 92 to 93 % of a card."""
     checked = [each for each in verdicts() if each.complete and each.seq_len and each.strategy in KINDS]
     wrong = []
-    for verdict in checked:
-        part = predicted(verdict).process.likely / verdict.card_bytes
-        if (part <= 1) != verdict.fits and abs(part - 1) > 0.07:
-            wrong.append(verdict.run)
+    for choice in checked:
+        part = predicted(choice).process.likely / choice.card_bytes
+        if (part <= 1) != choice.fits and abs(part - 1) > 0.07:
+            wrong.append(choice.run)
     assert len(checked) >= 90
     assert wrong == ["fms-base/llama-2-70b/qlora/accelerated-peft-bnb-foak/s4096/b4/n2"]
 

@@ -14,7 +14,7 @@ from gangline.planner.training import PlannedStrategy
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob, StrategyJob
 from gangline.strategies.pipeline.plan import pipeline
-from tests.unit.planner.worlds import option_of, question, world
+from tests.unit.planner.worlds import option_of, query, world
 
 JOB = Job(
     name="tiny",
@@ -98,33 +98,33 @@ def test_hosts_that_train_apart_are_said_to_give_other_numbers() -> None:
 
 @pytest.mark.parametrize(("kind", "size"), [("hsdp", 2), ("fsdp", 4)])
 def test_a_model_in_parts_keeps_its_shares_and_every_rank_knows_what_was_foreseen(kind: str, size: int) -> None:
-    asked = question(method="lora")
+    asked = query(method="lora")
     strategy = PlannedStrategy(kind=kind, world_size=4, shard_size=size, reshard=kind == "hsdp")  # type: ignore[arg-type]
-    option = option_of(asked, world("pc1=2xa100-80gb,pc2=2xa100-80gb"), strategy, asked.training)
-    micro_batch = option.training.micro_batch
-    job = dataclasses.replace(JOB, micro_batch=micro_batch, batch=micro_batch * sum(option.shares))
+    candidate = option_of(asked, world("pc1=2xa100-80gb,pc2=2xa100-80gb"), strategy, asked.training)
+    micro_batch = candidate.training.micro_batch
+    job = dataclasses.replace(JOB, micro_batch=micro_batch, batch=micro_batch * sum(candidate.shares))
     hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python", slots=2) for number in (1, 2))
-    plan = make_plan(job, Cluster(name="two", hosts=hosts), option=option)
+    plan = make_plan(job, Cluster(name="two", hosts=hosts), candidate=candidate)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     gang = plan.gang("calm-otter-7", 1)
     assert (gang.strategy, gang.reshard, gang.moving_shares) == (kind, kind == "hsdp", False)
-    needs = [need.memory.allocated_bytes for need in option.needs]
+    needs = [need.memory.allocated_bytes for need in candidate.needs]
     assert [rank.foreseen_bytes for rank in gang.ranks] == needs
     assert [rank.foreseen_bytes for rank in gang.on(["pc1"], attempt=2, resume_step=3).ranks] == [None, None]
     assert [rank.foreseen_bytes for rank in gang.on(gang.hosts, attempt=2, resume_step=3).ranks] == needs
 
 
 def test_in_a_pipeline_every_rank_does_all_micro_batches_of_some_of_the_layers() -> None:
-    asked = question(method="lora")
-    option = option_of(asked, world("pc1=2xa100-80gb,pc2=a100-80gb"), pipeline((13, 10, 9)), asked.training)
+    asked = query(method="lora")
+    candidate = option_of(asked, world("pc1=2xa100-80gb,pc2=a100-80gb"), pipeline((13, 10, 9)), asked.training)
     job = dataclasses.replace(JOB, batch=24, micro_batch=1)
     hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python", slots=3 - number) for number in (1, 2))
-    plan = make_plan(job, Cluster(name="two", hosts=hosts), option=option)
+    plan = make_plan(job, Cluster(name="two", hosts=hosts), candidate=candidate)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert {(rank.share, rank.percent) for rank in plan.ranks} == {(24, 100.0)}
     gang = plan.gang("calm-otter-7", 1)
     assert (gang.strategy, gang.stages, gang.moving_shares) == ("pipeline", (13, 10, 9), False)
-    assert [rank.foreseen_bytes for rank in gang.ranks] == [need.memory.allocated_bytes for need in option.needs]
+    assert [rank.foreseen_bytes for rank in gang.ranks] == [need.memory.allocated_bytes for need in candidate.needs]
     lines = "\n".join(explain(plan))
     assert "every rank holds some of the layers (13/10/9); activations travel from one to the next" in lines
     assert "all 24 micro-batches go through every rank; layers: pc1 13+10, pc2 9" in lines
@@ -132,13 +132,13 @@ def test_in_a_pipeline_every_rank_does_all_micro_batches_of_some_of_the_layers()
 
 
 def test_ranks_that_have_layers_between_them_have_the_share_of_their_host() -> None:
-    asked = dataclasses.replace(question("meta-llama/Llama-3.1-8B", method="lora"), strategy=StrategyJob(kind="tp"))
+    asked = dataclasses.replace(query("meta-llama/Llama-3.1-8B", method="lora"), strategy=StrategyJob(kind="tp"))
     strategy = PlannedStrategy(kind="tp", world_size=4, shard_size=2)
     machines = world("pc1=2xrtx4090,pc2=2xrtx3060")
-    option = option_of(asked, machines, strategy, asked.training)
+    candidate = option_of(asked, machines, strategy, asked.training)
     job = dataclasses.replace(JOB, batch=24, micro_batch=1, strategy=StrategyJob(kind="tp"))
     hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python", slots=2) for number in (1, 2))
-    for plan in (make_plan(job, Cluster(name="two", hosts=hosts), option=option),
+    for plan in (make_plan(job, Cluster(name="two", hosts=hosts), candidate=candidate),
                  make_plan(job, Cluster(name="two", hosts=hosts))):  # fmt: skip
         first, same, second, _ = (rank.share for rank in plan.ranks)
         assert first == same
@@ -155,20 +155,20 @@ def test_ranks_that_have_layers_between_them_have_the_share_of_their_host() -> N
 
 
 def test_of_several_pipelines_each_has_its_share_and_is_named() -> None:
-    asked = question(method="lora")
+    asked = query(method="lora")
     ways = pipeline((18, 14, 16, 16), replicas=2)
     machines = world("pc1=a100-80gb,pc2=a100-80gb,pc3=rtx4090,pc4=rtx4090")
-    option = option_of(asked, machines, ways, asked.training)
-    assert sum(option.dealt) * asked.training.micro_batch == asked.batch
-    assert option.dealt[0] > option.dealt[1]
+    candidate = option_of(asked, machines, ways, asked.training)
+    assert sum(candidate.dealt) * asked.training.micro_batch == asked.batch
+    assert candidate.dealt[0] > candidate.dealt[1]
     job = dataclasses.replace(JOB, batch=asked.batch, micro_batch=asked.training.micro_batch)
     hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python") for number in (1, 2, 3, 4))
-    plan = make_plan(job, Cluster(name="four", hosts=hosts), option=option)
+    plan = make_plan(job, Cluster(name="four", hosts=hosts), candidate=candidate)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     gang = plan.gang("calm-otter-7", 1)
     assert (gang.replicas, gang.crews, gang.moving_shares) == (2, (0, 0, 1, 1), False)
-    assert tuple(rank.share for rank in gang.ranks) == option.shares
-    first, second = option.dealt
+    assert tuple(rank.share for rank in gang.ranks) == candidate.shares
+    first, second = candidate.dealt
     lines = "\n".join(explain(plan))
     assert "(18/14 + 16/16); activations travel from one to the next; gradients travel between the 2 pipelines" in lines
     assert f"micro-batches {first} through pc1 18, pc2 14; {second} through pc3 16, pc4 16 (layers)" in lines

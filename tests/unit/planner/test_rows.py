@@ -55,14 +55,14 @@ def test_slopes_have_a_source_and_a_model():
 
 
 def test_verdicts_say_which_runs_fit_and_which_die():
-    assert {verdict.outcome for verdict in verdicts()} == {"completed", "out of memory", "died"}
-    assert Counter(verdict.fits for verdict in verdicts())[True] >= 5
-    assert Counter(verdict.run for verdict in verdicts()).most_common(1)[0][1] == 1
-    assert {verdict.source for verdict in verdicts()} <= set(read("public_rows")["sources"])
+    assert {choice.outcome for choice in verdicts()} == {"completed", "out of memory", "died"}
+    assert Counter(choice.fits for choice in verdicts())[True] >= 5
+    assert Counter(choice.run for choice in verdicts()).most_common(1)[0][1] == 1
+    assert {choice.source for choice in verdicts()} <= set(read("public_rows")["sources"])
 
 
 def test_what_is_known_to_have_died_has_no_peak():
-    dead = {verdict.run for verdict in verdicts() if verdict.outcome == "died"}
+    dead = {choice.run for choice in verdicts() if choice.outcome == "died"}
     assert not dead & {row.run for row in ROWS}
 
 

@@ -6,17 +6,17 @@ import dataclasses
 
 import pytest
 
+from gangline.planner.candidate import EvaluationContext, lacking
 from gangline.planner.config import read_architecture
 from gangline.planner.decision import best_of_kinds, decide
 from gangline.planner.memory import CUDA, rank_memory
-from gangline.planner.option import EvaluationContext, lacking
 from gangline.planner.speed import ComputeModel, RankWork, step_query, step_time
 from gangline.planner.traffic import Exchange, Fabric, LinkModel, traffic, wire_bytes
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.job import StrategyJob
 from gangline.strategies.tensor_parallel.plan import sliced, unsliceable
 from tests.unit.planner.published import config
-from tests.unit.planner.worlds import model, question, with_memory, world
+from tests.unit.planner.worlds import model, query, with_memory, world
 
 LLAMA = model("meta-llama/Llama-3.1-8B")
 TP = PlannedStrategy(kind="tp", world_size=16, shard_size=8)
@@ -125,31 +125,31 @@ def test_a_step_waits_for_the_sums_of_every_micro_batch() -> None:
 
 
 def test_hosts_share_a_batch_and_their_ranks_do_the_same() -> None:
-    asked = dataclasses.replace(question("meta-llama/Llama-3.1-8B", method="lora"), strategy=StrategyJob(kind="tp"))
+    asked = dataclasses.replace(query("meta-llama/Llama-3.1-8B", method="lora"), strategy=StrategyJob(kind="tp"))
     hosts = world("2xrtx4090,2xrtx3060")
-    option = best_of_kinds(asked, with_memory(hosts, 24, 24, 24, 24), EvaluationContext())[0]
-    assert option.strategy == PlannedStrategy(kind="tp", world_size=4, shard_size=2)
-    first, _, second, _ = option.shares
-    assert option.shares == (first, first, second, second)
+    candidate = best_of_kinds(asked, with_memory(hosts, 24, 24, 24, 24), EvaluationContext())[0]
+    assert candidate.strategy == PlannedStrategy(kind="tp", world_size=4, shard_size=2)
+    first, _, second, _ = candidate.shares
+    assert candidate.shares == (first, first, second, second)
     assert first > second
-    assert (first + second) * option.training.micro_batch == option.samples == 24
-    assert option.dealt == (first, second)
-    assert option.dividing.shares == (first, second)
+    assert (first + second) * candidate.training.micro_batch == candidate.samples == 24
+    assert candidate.dealt == (first, second)
+    assert candidate.dividing.shares == (first, second)
 
 
 def test_it_is_taken_by_itself_only_where_nothing_simpler_fits() -> None:
     """Every rank keeps the activations of a long sample of its own, or a part of those of one."""
-    asked = question("meta-llama/Llama-3.1-8B", method="lora", sequence_length=8192, batch=4, leave_open=False)
+    asked = query("meta-llama/Llama-3.1-8B", method="lora", sequence_length=8192, batch=4, leave_open=False)
     kinds = {}
     for gib in (60, 40):
-        verdict = decide(asked, with_memory(world("4xh100", inside="NVLink H100"), *[gib] * 4))
-        assert verdict.best is not None
-        kinds[gib] = verdict.best.strategy.kind
-        fits = {option.strategy.kind for option in verdict.by_kind if option.fits}
+        choice = decide(asked, with_memory(world("4xh100", inside="NVLink H100"), *[gib] * 4))
+        assert choice.best is not None
+        kinds[gib] = choice.best.strategy.kind
+        fits = {candidate.strategy.kind for candidate in choice.by_kind if candidate.fits}
         assert "tp" in fits
     assert kinds == {60: "fsdp", 40: "tp"}
 
 
 def test_one_rank_on_each_host_has_whole_layers() -> None:
-    asked = dataclasses.replace(question(method="lora"), strategy=StrategyJob(kind="tp"))
+    asked = dataclasses.replace(query(method="lora"), strategy=StrategyJob(kind="tp"))
     assert decide(asked, world()).by_kind[0].strategy.kind == "ddp"

@@ -12,12 +12,16 @@ from tests.unit.planner.worlds import world
 
 
 def test_machines_are_named_counted_and_known_by_what_people_call_them() -> None:
-    seats = imagine("pc1=rtx4090, 2xrtx3090,8 x a100-80gb")
-    assert [seat.host for seat in seats] == ["pc1", "host2", "host2", *["host3"] * 8]
-    assert [seat.device for seat in seats[:3]] == [0, 0, 1]
-    assert (seats[0].gpu, seats[1].label, seats[-1].label) == ("GeForce RTX 4090", "RTX 3090", "A100-SXM4-80GB")
-    assert all(seat.memory_from == "catalogue" for seat in seats)
-    assert 22 < (seats[0].free_bytes or 0) / 2**30 < 24
+    placements = imagine("pc1=rtx4090, 2xrtx3090,8 x a100-80gb")
+    assert [placement.host for placement in placements] == ["pc1", "host2", "host2", *["host3"] * 8]
+    assert [placement.device for placement in placements[:3]] == [0, 0, 1]
+    assert (placements[0].gpu, placements[1].label, placements[-1].label) == (
+        "GeForce RTX 4090",
+        "RTX 3090",
+        "A100-SXM4-80GB",
+    )
+    assert all(placement.memory_from == "catalogue" for placement in placements)
+    assert 22 < (placements[0].free_bytes or 0) / 2**30 < 24
 
 
 def test_a_laptop_is_not_its_desktop_namesake() -> None:

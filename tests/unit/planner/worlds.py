@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gangline.catalog.models import known_config
 from gangline.planner.architecture import Architecture
+from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, Scenario
 from gangline.planner.config import read_architecture
-from gangline.planner.machines import PlannedCluster, Seat, imagine, link
-from gangline.planner.option import EvaluationContext, Option, Question, Shift
+from gangline.planner.machines import Placement, PlannedCluster, imagine, link
 from gangline.planner.speed import ComputeModel, uncalibrated
 from gangline.planner.training import PlannedStrategy, Training
 
@@ -19,21 +19,24 @@ NOWHERE = Path("/nowhere")
 
 def world(hosts: str = HOME_LAN, *, wire: str = "1gbit", inside: str = "pcie4-x16") -> PlannedCluster:
     """Machines that nobody asks."""
-    return PlannedCluster(seats=imagine(hosts), wire=link(wire), inside=link(inside), asked=False)
+    return PlannedCluster(placements=imagine(hosts), wire=link(wire), inside=link(inside), asked=False)
 
 
 def with_memory(machines: PlannedCluster, *gib: float) -> PlannedCluster:
-    """The same with so much free memory on each seat."""
-    seats = [
-        dataclasses.replace(seat, free_bytes=int(free * 2**30)) for seat, free in zip(machines.seats, gib, strict=True)
+    """The same with so much free memory on each placement."""
+    placements = [
+        dataclasses.replace(placement, free_bytes=int(free * 2**30))
+        for placement, free in zip(machines.placements, gib, strict=True)
     ]
-    return dataclasses.replace(machines, seats=tuple(seats))
+    return dataclasses.replace(machines, placements=tuple(placements))
 
 
 def crowded(machines: PlannedCluster, *hosts: str) -> PlannedCluster:
     """The same with two ranks on each card of these hosts."""
-    seats = [dataclasses.replace(seat, num_sharing=1 + (seat.host in hosts)) for seat in machines.seats]
-    return dataclasses.replace(machines, seats=tuple(seats))
+    placements = [
+        dataclasses.replace(placement, num_sharing=1 + (placement.host in hosts)) for placement in machines.placements
+    ]
+    return dataclasses.replace(machines, placements=tuple(placements))
 
 
 def model(name: str) -> Architecture:
@@ -43,17 +46,17 @@ def model(name: str) -> Architecture:
     return read_architecture(config)
 
 
-def question(
+def query(
     name: str = "meta-llama/Llama-2-7b-hf", *, batch: int = 24, leave_open: bool = True, **training: object
-) -> Question:
+) -> PlanQuery:
     """A job; `training` replaces its fields."""
     architecture = model(name)
     base = Training(method="qlora", micro_batch=1, sequence_length=2048, targets=("q_proj", "v_proj"))
 
-    def compute(seat: Seat, asked: Training) -> ComputeModel | None:
-        return None if seat.spec is None else uncalibrated(seat.spec, architecture, asked)
+    def compute(placement: Placement, asked: Training) -> ComputeModel | None:
+        return None if placement.spec is None else uncalibrated(placement.spec, architecture, asked)
 
-    return Question(
+    return PlanQuery(
         architecture=architecture,
         training=dataclasses.replace(base, **training),  # type: ignore[arg-type]
         batch=batch,
@@ -62,7 +65,7 @@ def question(
     )
 
 
-def option_of(asked: Question, machines: PlannedCluster, strategy: PlannedStrategy, training: Training) -> Option:
+def option_of(asked: PlanQuery, machines: PlannedCluster, strategy: PlannedStrategy, training: Training) -> Candidate:
     """One way to run a job."""
-    shift = Shift(question=asked, world=machines, training=training, cache=EvaluationContext())
-    return Option(shift=shift, strategy=strategy)
+    scenario = Scenario(query=asked, world=machines, training=training, cache=EvaluationContext())
+    return Candidate(scenario=scenario, strategy=strategy)

@@ -23,7 +23,7 @@ from gangline.planner.training import BYTES, PlannedStrategy, Training
 from gangline.strategies.base import ADAPTERS, FULL, NO_EIGHT_BITS, NO_FP16, Capabilities, PlanHalf
 
 if TYPE_CHECKING:
-    from gangline.planner.option import Shift
+    from gangline.planner.candidate import Scenario
     from gangline.planner.speed import StepQuery
     from gangline.runs.job import StrategyJob
 
@@ -52,9 +52,9 @@ class FsdpPlan(PlanHalf):
     moves_shares = False
     passes_state = False
 
-    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """With and without giving up weights after forward; a job that offloads them gives them up."""
-        size, offload = len(shift.world.seats), shift.offload(self.kind)
+        size, offload = len(scenario.world.placements), scenario.offload(self.kind)
         for reshard in (True,) if offload else (True, False):
             yield PlannedStrategy(kind=self.kind, world_size=size, shard_size=size, reshard=reshard, offload=offload)
 
@@ -106,13 +106,13 @@ class Hsdp(FsdpPlan):
     usual = False
     shards_per_host = True
 
-    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """One copy inside every host; where that is one copy in all, or none, a job that asks for it gets fsdp."""
-        size, slots = len(shift.world.seats), shift.world.fabric.slots
-        offload = shift.offload(self.kind)
+        size, slots = len(scenario.world.placements), scenario.world.fabric.slots
+        offload = scenario.offload(self.kind)
         if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
             yield PlannedStrategy(kind=self.kind, world_size=size, shard_size=slots[0], offload=offload)
-        elif shift.question.strategy.kind == self.kind:
+        elif scenario.query.strategy.kind == self.kind:
             yield PlannedStrategy(kind=FSDP.kind, world_size=size, shard_size=size, offload=offload)
 
     def _between_copies(self, ask: TrafficQuery) -> Iterator[Exchange]:

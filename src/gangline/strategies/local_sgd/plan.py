@@ -17,8 +17,8 @@ from gangline.strategies.base import ADAPTERS, NO_EIGHT_BITS, Capabilities, Limi
 from gangline.strategies.ddp.plan import gradients
 
 if TYPE_CHECKING:
+    from gangline.planner.candidate import Scenario
     from gangline.planner.memory import Instant, Step
-    from gangline.planner.option import Shift
     from gangline.runs.job import StrategyJob
 
 PAYLOAD_BYTES = {"int8": 1 + 4 / 256, "bf16": 2.0, "fp32": 4.0}
@@ -64,12 +64,12 @@ class LocalSgdPlan(PlanHalf):
     in_rounds = True
     shards_per_host = True
 
-    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """Over hosts; where these have unlike numbers of ranks, each rank counts as one."""
-        job, slots = shift.question.strategy, shift.world.fabric.slots
-        if shift.training.method == "full":
+        job, slots = scenario.query.strategy, scenario.world.fabric.slots
+        if scenario.training.method == "full":
             size = slots[0] if len(slots) > 1 and len(set(slots)) == 1 else 1
-            plain = shift.plain(self.kind)
+            plain = scenario.plain(self.kind)
             yield replace(plain, shard_size=size, inner_steps=job.inner_steps, payload=job.payload)
 
     def keeps_buckets(self, strategy: PlannedStrategy) -> bool:

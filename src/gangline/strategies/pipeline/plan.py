@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gangline.planner.architecture import Architecture
 from gangline.planner.config import FAMILIES, STAGED
-from gangline.planner.room import EVEN, SURE, Room, layer_ranges
+from gangline.planner.memory_fit import EVEN, SURE, MemoryFit, layer_ranges
 from gangline.planner.shares import rows_named, split_layers
 from gangline.planner.states import Share
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
@@ -37,7 +37,7 @@ from gangline.strategies.base import (
 )
 
 if TYPE_CHECKING:
-    from gangline.planner.option import Shift
+    from gangline.planner.candidate import Scenario
     from gangline.planner.speed import RankWork, StepQuery
     from gangline.runs.job import StrategyJob
 
@@ -118,23 +118,23 @@ class PipelinePlan(PlanHalf):
             fix="write strategy: fsdp, or ddp where every device holds the model",
         )
 
-    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """One pipeline over all ranks."""
-        if shift.question.strategy.replicas in (None, 1) and (layers := stages_of(shift)) is not None:
-            yield from _paces(shift, pipeline(layers))
+        if scenario.query.strategy.replicas in (None, 1) and (layers := stages_of(scenario)) is not None:
+            yield from _paces(scenario, pipeline(layers))
 
-    def more_candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def more_candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """Several pipelines of as many ranks each, as long as they are likely to fit."""
-        asked = shift.question.strategy.replicas
-        for replicas in _numbers_of_pipelines(len(shift.world.seats)):
+        asked = scenario.query.strategy.replicas
+        for replicas in _numbers_of_pipelines(len(scenario.world.placements)):
             if replicas == 1 or asked not in (None, replicas):
                 continue
-            layers = stages_of(shift, replicas=replicas)
+            layers = stages_of(scenario, replicas=replicas)
             if layers is None:  # more ranks than layers
                 continue
             strategy = pipeline(layers, replicas=replicas)
-            yield from _paces(shift, strategy)
-            if shift.room(self.kind).nearness(strategy)[0] < EVEN:  # shorter ones need more of each rank
+            yield from _paces(scenario, strategy)
+            if scenario.room(self.kind).nearness(strategy)[0] < EVEN:  # shorter ones need more of each rank
                 return
 
     def share(self, architecture: Architecture, strategy: PlannedStrategy, rank: int) -> Share:
@@ -241,21 +241,21 @@ def pipeline(stages: Sequence[int], *, replicas: int = 1) -> PlannedStrategy:
     return PlannedStrategy(kind=PipelinePlan.kind, world_size=len(stages), stages=tuple(stages), replicas=replicas)
 
 
-def stages_of(shift: Shift, *, replicas: int = 1) -> tuple[int, ...] | None:
+def stages_of(scenario: Scenario, *, replicas: int = 1) -> tuple[int, ...] | None:
     """See `cut_layers`; where the cluster file says who does how much, it says so of layers."""
-    return cut_layers(shift.room(PipelinePlan.kind), shift.told_seconds, replicas=replicas)
+    return cut_layers(scenario.room(PipelinePlan.kind), scenario.told_seconds, replicas=replicas)
 
 
-def cut_layers(room: Room, seconds: Sequence[float], *, replicas: int = 1) -> tuple[int, ...] | None:
+def cut_layers(room: MemoryFit, seconds: Sequence[float], *, replicas: int = 1) -> tuple[int, ...] | None:
     """Layers of every pipeline stage, by speed as far as memory allows it: surely, else probably.
 
     seconds: of a micro-batch, by rank. replicas: each pipeline is cut by itself. Where nothing fits, by memory alone,
     which comes nearest to it. None where there are more ranks than layers.
     """
     found: list[int] = []
-    size = len(room.seats) // replicas
-    for begin in range(0, len(room.seats), size):
-        row = dataclasses.replace(room, seats=room.seats[begin : begin + size])
+    size = len(room.placements) // replicas
+    for begin in range(0, len(room.placements), size):
+        row = dataclasses.replace(room, placements=room.placements[begin : begin + size])
         cut = _cut_row(row, seconds[begin : begin + size])
         if cut is None:
             return None
@@ -263,9 +263,9 @@ def cut_layers(room: Room, seconds: Sequence[float], *, replicas: int = 1) -> tu
     return tuple(found)
 
 
-def _cut_row(room: Room, seconds: Sequence[float]) -> tuple[int, ...] | None:
-    """Of one pipeline over all seats."""
-    depth, size = room.architecture.num_layers, len(room.seats)
+def _cut_row(room: MemoryFit, seconds: Sequence[float]) -> tuple[int, ...] | None:
+    """Of one pipeline over all placements."""
+    depth, size = room.architecture.num_layers, len(room.placements)
     fast = split_layers(seconds, depth, most=[depth] * size)
     if fast is None or room.nearness(pipeline(fast))[0] >= SURE:
         return fast
@@ -273,30 +273,32 @@ def _cut_row(room: Room, seconds: Sequence[float]) -> tuple[int, ...] | None:
         most = list(_most_layers(room, chance))
         if len(most) == size and (found := split_layers(seconds, depth, most=most)) is not None:
             return found
-    return split_layers([1 / max(1, seat.free_bytes or 1) for seat in room.seats], depth, most=[depth] * size)
+    return split_layers(
+        [1 / max(1, placement.free_bytes or 1) for placement in room.placements], depth, most=[depth] * size
+    )
 
 
-def _most_layers(room: Room, chance: float) -> Iterator[int]:
+def _most_layers(room: MemoryFit, chance: float) -> Iterator[int]:
     """Layers that each rank has memory for, with that chance; ends with the first that has none."""
     most: dict[object, int] = {}
-    for rank, seat in enumerate(room.seats):
-        alike = (seat.free_bytes, seat.gpu is None)
+    for rank, placement in enumerate(room.placements):
+        alike = (placement.free_bytes, placement.gpu is None)
         found = most[alike] = _most_of(room, rank, chance, near=most.get(alike, 0))
         if not found:
             return
         yield found
 
 
-def _most_of(room: Room, rank: int, chance: float, *, near: int) -> int:
-    depth, size, seat = room.architecture.num_layers, len(room.seats), room.seats[rank]
+def _most_of(room: MemoryFit, rank: int, chance: float, *, near: int) -> int:
+    depth, size, placement = room.architecture.num_layers, len(room.placements), room.placements[rank]
 
     def holds(layers: int) -> bool:
         rest = [1] * size
         rest[rank] = layers
         rest[rank - 1 if rank else size - 1] += depth - sum(rest)
-        return room.memory(pipeline(rest), rank).fits(seat.free_bytes or 0) >= chance
+        return room.memory(pipeline(rest), rank).fits(placement.free_bytes or 0) >= chance
 
-    return depth - size + 1 if seat.free_bytes is None else most_that(holds, depth - size + 1, near=near)
+    return depth - size + 1 if placement.free_bytes is None else most_that(holds, depth - size + 1, near=near)
 
 
 def most_that(holds: Callable[[int], bool], high: int, *, near: int = 0) -> int:
@@ -314,10 +316,10 @@ def most_that(holds: Callable[[int], bool], high: int, *, near: int = 0) -> int:
     return low
 
 
-def _paces(shift: Shift, strategy: PlannedStrategy) -> Iterator[PlannedStrategy]:
+def _paces(scenario: Scenario, strategy: PlannedStrategy) -> Iterator[PlannedStrategy]:
     """A pipeline, and, where it is known how long sending takes, the same with more micro-batches on their way."""
     yield strategy
-    if shift.is_timed:
+    if scenario.is_timed:
         yield dataclasses.replace(strategy, eager=True)
 
 

@@ -9,7 +9,7 @@ from gangline.planner.training import PlannedStrategy
 from gangline.strategies.base import Capabilities, PlanHalf
 
 if TYPE_CHECKING:
-    from gangline.planner.option import Shift
+    from gangline.planner.candidate import Scenario
 
 
 class SinglePlan(PlanHalf):
@@ -21,9 +21,9 @@ class SinglePlan(PlanHalf):
     capabilities = Capabilities(min_ranks=1, own_gpu=False, asked_only="")
     runs_as = "ddp"
 
-    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """On one rank only."""
-        if len(shift.world.seats) == 1:
+        if len(scenario.world.placements) == 1:
             yield PlannedStrategy(kind=self.kind, world_size=1)
 
 

@@ -35,7 +35,7 @@ from gangline.strategies.base import (
 )
 
 if TYPE_CHECKING:
-    from gangline.planner.option import Shift
+    from gangline.planner.candidate import Scenario
     from gangline.planner.speed import ComputeModel, StepQuery
     from gangline.runs.job import StrategyJob
 
@@ -88,17 +88,17 @@ class TensorParallelPlan(PlanHalf):
             fix="write strategy: hsdp (or fsdp), or set slots of every host to another number",
         )
 
-    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """Over the ranks of every host, by itself where that is possible; one rank on each has all: ddp."""
-        size, slots = len(shift.world.seats), shift.world.fabric.slots
-        asked = shift.question.strategy.kind == self.kind
+        size, slots = len(scenario.world.placements), scenario.world.fabric.slots
+        asked = scenario.query.strategy.kind == self.kind
         if max(slots) == 1:
             if asked:
                 yield PlannedStrategy(kind="ddp", world_size=size)
         elif len(set(slots)) == 1:
             strategy = PlannedStrategy(kind=self.kind, world_size=size, shard_size=slots[0])
-            job = replace(asked_of(shift.training), optimizer="adamw")
-            possible = not violations(self, job) and not unsliceable(shift.question.architecture, slots[0])
+            job = replace(asked_of(scenario.training), optimizer="adamw")
+            possible = not violations(self, job) and not unsliceable(scenario.query.architecture, slots[0])
             if asked or possible:
                 yield strategy
 

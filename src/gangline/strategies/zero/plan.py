@@ -23,8 +23,8 @@ from gangline.strategies.base import METHODS, NO_ACTIVATION_OFFLOADING, NO_EIGHT
 from gangline.strategies.fsdp.plan import sharded_s, sharded_traffic
 
 if TYPE_CHECKING:
+    from gangline.planner.candidate import Scenario
     from gangline.planner.memory import Step
-    from gangline.planner.option import Shift
     from gangline.planner.speed import StepQuery
     from gangline.runs.job import StrategyJob
 
@@ -65,10 +65,10 @@ class ZeroPlan(PlanHalf):
     held: str
     """What lies in parts, in a few words."""
 
-    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
+    def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """With what the job says of it, if it asks for just that."""
-        plain, offload = shift.plain(self.kind), shift.offload(self.kind)
-        on_disk = plain.asked and shift.question.strategy.offload_to is not None
+        plain, offload = scenario.plain(self.kind), scenario.offload(self.kind)
+        on_disk = plain.asked and scenario.query.strategy.offload_to is not None
         yield replace(plain, shard_size=plain.world_size, offload=offload, on_disk=on_disk)
 
     def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:

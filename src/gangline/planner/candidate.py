@@ -10,9 +10,9 @@ from typing import Literal
 
 from gangline.planner.architecture import Architecture
 from gangline.planner.config import unpackable
-from gangline.planner.machines import PlannedCluster, Seat
+from gangline.planner.machines import Placement, PlannedCluster
 from gangline.planner.memory import Memory
-from gangline.planner.room import EVEN, SURE, Need, Room
+from gangline.planner.memory_fit import EVEN, SURE, MemoryFit, Need
 from gangline.planner.shares import Dividing, best_count, ceiling, with_others
 from gangline.planner.speed import (
     ComputeModel,
@@ -37,22 +37,22 @@ from gangline.units import format_bytes
 
 def crews(world: PlannedCluster, strategy: PlannedStrategy) -> list[range]:
     """Ranks of each; where everybody does others, each rank by itself."""
-    size = len(world.seats)
+    size = len(world.placements)
     if strategy.half.layers == "sliced":
-        hosts = [seat.host for seat in world.seats]
+        hosts = [placement.host for placement in world.placements]
         firsts = [hosts.index(host) for host in world.hosts]
         return [range(first, end) for first, end in zip(firsts, (*firsts[1:], size), strict=True)]
     row = size // strategy.replicas if strategy.half.layers == "staged" else 1
     return [range(first, first + row) for first in range(0, size, row)]
 
 
-Compute = Callable[[Seat, Training], ComputeModel | None]
-"""How fast a seat computes; None where nobody knows. Of cards of a host that are alike one is asked, whatever their
-index and their free memory."""
+Compute = Callable[[Placement, Training], ComputeModel | None]
+"""How fast a placement computes; None where nobody knows. Of cards of a host that are alike one is asked, whatever
+their index and their free memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlanQuery:
     """What is to be decided."""
 
     architecture: Architecture
@@ -79,16 +79,16 @@ class EvaluationContext:
     """What was computed for one job, whatever the machines; it lives as long as a decision."""
 
     memories: dict[Training, dict[tuple[object, ...], Memory]] = field(default_factory=dict)
-    """See `Room.known`."""
+    """See `MemoryFit.known`."""
     models: dict[Training, dict[tuple[object, ...], ComputeModel | None]] = field(default_factory=dict)
-    """Speeds of seats, by what these depend on."""
+    """Speeds of placements, by what these depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: figures are computed once, and kept
-class Shift:
+class Scenario:
     """One training on one cluster: what all candidates with it have in common."""
 
-    question: Question
+    query: PlanQuery
     world: PlannedCluster
     training: Training
     cache: EvaluationContext = field(compare=False, repr=False)
@@ -96,36 +96,36 @@ class Shift:
     @property
     def count(self) -> int:
         """Micro-batches of a step where speeds do not decide."""
-        if "batch" in self.question.open:
-            return whole_count(self.question.batch, self.training.micro_batch)
-        return max(1, self.question.batch // self.training.micro_batch)
+        if "batch" in self.query.open:
+            return whole_count(self.query.batch, self.training.micro_batch)
+        return max(1, self.query.batch // self.training.micro_batch)
 
     @property
     def is_timed(self) -> bool:
-        """Whether the speed of every seat is known."""
+        """Whether the speed of every placement is known."""
         return None not in self.models
 
     @property
     def is_weighted(self) -> bool:
         """Whether the cluster file gives shares."""
-        return any(seat.weight is not None for seat in self.world.seats)
+        return any(placement.weight is not None for placement in self.world.placements)
 
     @property
     def weights(self) -> tuple[float, ...]:
         """What the cluster file says of speeds, by rank."""
-        return tuple(1.0 if seat.weight is None else seat.weight for seat in self.world.seats)
+        return tuple(1.0 if placement.weight is None else placement.weight for placement in self.world.placements)
 
     @property
     def is_uniform(self) -> bool:
         """Whether it does not matter which layers a stage has: the first and the last alone may have another shape."""
-        layers = self.question.architecture.layers
+        layers = self.query.architecture.layers
         ends = (0, len(layers) - 1)
         return sum(number not in ends or layer.count > 1 for number, layer in enumerate(layers)) <= 1
 
     @property
     def tokens(self) -> tuple[float, float]:
         """Tokens of a micro-batch, and of a sample."""
-        length = self.question.tokens_per_sample
+        length = self.query.tokens_per_sample
         return self.training.micro_batch * length, length
 
     @functools.cached_property
@@ -134,10 +134,10 @@ class Shift:
         known = self.cache.models.setdefault(self.training, {})
         found: list[ComputeModel | None] = []
         last: tuple[object, ...] = ()
-        for seat in self.world.seats:
-            key = (seat.host, seat.gpu, seat.spec, seat.power_limit_w)
+        for placement in self.world.placements:
+            key = (placement.host, placement.gpu, placement.spec, placement.power_limit_w)
             if key != last and key not in known:
-                model = self.question.compute(seat, self.training)
+                model = self.query.compute(placement, self.training)
                 known[key] = next((each for each in known.values() if each == model), model)
             found.append(found[-1] if key == last else known[key])
             last = key
@@ -164,8 +164,8 @@ class Shift:
 
     def _best_count(self, seconds: Sequence[float]) -> int:
         """Micro-batches of a step; where the batch is open, of the one that divides best."""
-        if "batch" in self.question.open:
-            return best_count(seconds, self.question.batch, self.training.micro_batch)
+        if "batch" in self.query.open:
+            return best_count(seconds, self.query.batch, self.training.micro_batch)
         return self.count
 
     def shares(self, strategy: PlannedStrategy) -> tuple[int, ...]:
@@ -209,21 +209,23 @@ class Shift:
 
     def plain(self, kind: str) -> PlannedStrategy:
         """A strategy of all ranks without numbers of its own."""
-        asked = self.question.strategy.kind == kind
-        return PlannedStrategy(kind=kind, world_size=len(self.world.seats), asked=asked)
+        asked = self.query.strategy.kind == kind
+        return PlannedStrategy(kind=kind, world_size=len(self.world.placements), asked=asked)
 
     def offload(self, kind: str) -> tuple[Literal["optimizer", "parameters"], ...]:
         """What the job that asks for this strategy has in the machines' memory."""
-        job = self.question.strategy
+        job = self.query.strategy
         return job.offload if job.kind == kind else ()
 
-    def room(self, kind: str) -> Room:
+    def room(self, kind: str) -> MemoryFit:
         """Memory of its ranks; of pipelines as if each had all micro-batches, for that is known before their layers."""
         staged = plan_half(kind).layers == "staged"
         several = self.count > 1 if staged else max(self.shares(PlannedStrategy(kind=kind, world_size=1))) > 1
         training = dataclasses.replace(self.training, accumulation=2 if several else 1)
         known = self.cache.memories.setdefault(training, {})
-        return Room(architecture=self.question.architecture, training=training, seats=self.world.seats, known=known)
+        return MemoryFit(
+            architecture=self.query.architecture, training=training, placements=self.world.placements, known=known
+        )
 
     @property
     def told_seconds(self) -> tuple[float, ...]:
@@ -234,31 +236,31 @@ class Shift:
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: figures are computed once, and kept
-class Option:
+class Candidate:
     """One way to run the job. Its figures are computed when somebody asks for them."""
 
-    shift: Shift
+    scenario: Scenario
     strategy: PlannedStrategy
 
     @property
-    def question(self) -> Question:
+    def query(self) -> PlanQuery:
         """The question that it is an answer to."""
-        return self.shift.question
+        return self.scenario.query
 
     @property
     def architecture(self) -> Architecture:
         """The model."""
-        return self.question.architecture
+        return self.query.architecture
 
     @property
     def world(self) -> PlannedCluster:
         """The machines."""
-        return self.shift.world
+        return self.scenario.world
 
     @functools.cached_property
-    def room(self) -> Room:
+    def room(self) -> MemoryFit:
         """Memory of its ranks."""
-        return self.shift.room(self.strategy.kind)
+        return self.scenario.room(self.strategy.kind)
 
     @property
     def training(self) -> Training:
@@ -268,7 +270,7 @@ class Option:
     @functools.cached_property
     def shares(self) -> tuple[int, ...]:
         """Micro-batches of a full step, by rank: those of its pipeline, or under tp of its host."""
-        return self.shift.shares(self.strategy)
+        return self.scenario.shares(self.strategy)
 
     @property
     def dealt(self) -> tuple[int, ...]:
@@ -287,7 +289,7 @@ class Option:
 
     @property
     def chance(self) -> float:
-        """The chance that all ranks fit; a seat whose memory is not known counts as fitting."""
+        """The chance that all ranks fit; a placement whose memory is not known counts as fitting."""
         return self.nearness[0]
 
     @property
@@ -335,12 +337,12 @@ class Option:
     @functools.cached_property
     def seconds(self) -> float:
         """Seconds of a step; infinite where they are not known."""
-        return step_s(self._step(self.traffic)) if self.shift.is_timed else float("inf")
+        return step_s(self._step(self.traffic)) if self.scenario.is_timed else float("inf")
 
     @functools.cached_property
     def time(self) -> StepTime | None:
-        """How long a step takes; None where the speed of a seat is not known."""
-        return step_time(self._step(self.traffic)) if self.shift.is_timed else None
+        """How long a step takes; None where the speed of a placement is not known."""
+        return step_time(self._step(self.traffic)) if self.scenario.is_timed else None
 
     @functools.cached_property
     def narrow_s(self) -> float | None:
@@ -351,28 +353,30 @@ class Option:
         if not self.strategy.half.narrows or training.parameters != "fp32" or training.exchange:
             return None
         narrow = self._traffic(dataclasses.replace(training, exchange="bf16"))
-        return step_s(self._step(narrow)) if self.shift.is_timed else None
+        return step_s(self._step(narrow)) if self.scenario.is_timed else None
 
     def _traffic(self, training: Training) -> Traffic:
-        backend: CollectiveBackend = "gloo" if any(seat.gpu is None for seat in self.world.seats) else "nccl"
+        backend: CollectiveBackend = (
+            "gloo" if any(placement.gpu is None for placement in self.world.placements) else "nccl"
+        )
         return traffic(self.architecture, training, self.strategy, micro_batches=max(self.shares), backend=backend)
 
     def _step(self, flow: Traffic) -> StepQuery:
-        works = zip(self.shift.models, self.shares, strict=True)
+        works = zip(self.scenario.models, self.shares, strict=True)
         ranks = [RankWork(compute=model, micro_batches=share) for model, share in works if model is not None]
-        tokens, length = self.shift.tokens
+        tokens, length = self.scenario.tokens
         return step_query(self.strategy, flow, ranks, self.world.fabric, tokens=tokens, length=length)
 
     @property
     def source(self) -> str:
         """Where the times of computation come from, for people."""
-        return ", ".join(dict.fromkeys(model.source for model in self.shift.models if model is not None))
+        return ", ".join(dict.fromkeys(model.source for model in self.scenario.models if model is not None))
 
     @property
     def dividing(self) -> Dividing:
         """How well the batch of the question divides."""
-        dealt_s = self.shift.dealt_s(self.strategy)
-        found = Dividing(batch=self.question.batch, about=self.question.about, shares=self.dealt, ceiling=None)
+        dealt_s = self.scenario.dealt_s(self.strategy)
+        found = Dividing(batch=self.query.batch, about=self.query.about, shares=self.dealt, ceiling=None)
         if not dealt_s:
             return found
         here = ceiling(dealt_s, sum(self.dealt))

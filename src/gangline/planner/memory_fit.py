@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gangline.planner.architecture import Architecture
-from gangline.planner.machines import Seat
+from gangline.planner.machines import Placement
 from gangline.planner.memory import CPU, CUDA, Memory, rank_memory
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.formulas import ahead
@@ -27,57 +27,61 @@ Role = tuple[object, ...]
 class Need:
     """Memory of one rank."""
 
-    seat: Seat
+    placement: Placement
     memory: Memory
     chance: float | None
-    """That it fits; None where the seat's memory is not known."""
+    """That it fits; None where the placement's memory is not known."""
 
     @property
     def shortage_bytes(self) -> int:
         """What is likely to be missing; below 0 where there is room."""
-        return self.memory.process.likely - (self.seat.free_bytes or 0)
+        return self.memory.process.likely - (self.placement.free_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Memory of ranks that train one model in one way on some seats."""
+class MemoryFit:
+    """Memory of ranks that train one model in one way on some placements."""
 
     architecture: Architecture
     training: Training
-    seats: tuple[Seat, ...]
+    placements: tuple[Placement, ...]
     known: dict[Role, Memory] = field(default_factory=dict)
-    """What was reckoned for this training, on whatever seats."""
+    """What was reckoned for this training, on whatever placements."""
 
     def memory(self, strategy: PlannedStrategy, rank: int) -> Memory:
         """Of one rank."""
-        seat = self.seats[rank]
+        placement = self.placements[rank]
         if strategy.half.layers == "staged":
             stages, number = strategy.place(rank)
             first = ahead(number, len(stages), eager=strategy.eager)
-            role: Role = (*self._work(strategy, rank), first, seat.gpu is None)
+            role: Role = (*self._work(strategy, rank), first, placement.gpu is None)
         else:
-            role = (strategy, seat.gpu is None)
+            role = (strategy, placement.gpu is None)
         if (found := self.known.get(role)) is None:
-            device = CPU if seat.gpu is None else CUDA
+            device = CPU if placement.gpu is None else CUDA
             found = rank_memory(self.architecture, self.training, strategy, rank=rank, device=device)
             self.known[role] = found
         return found
 
     def needs(self, strategy: PlannedStrategy) -> tuple[Need, ...]:
         """Of every rank."""
-        return tuple(self._need(strategy, rank) for rank in range(len(self.seats)))
+        return tuple(self._need(strategy, rank) for rank in range(len(self.placements)))
 
     def nearness(self, strategy: PlannedStrategy) -> tuple[float, int]:
         """The chance that all ranks fit, and the bytes that the tightest of them has to spare.
 
-        A seat whose memory is not known counts as fitting.
+        A placement whose memory is not known counts as fitting.
         """
         tight = (self._need(strategy, rank) for rank in self._tight(strategy))
         return min((1.0 if need.chance is None else need.chance, -need.shortage_bytes) for need in tight)
 
     def _need(self, strategy: PlannedStrategy, rank: int) -> Need:
-        seat, memory = self.seats[rank], self.memory(strategy, rank)
-        return Need(seat=seat, memory=memory, chance=None if seat.free_bytes is None else memory.fits(seat.free_bytes))
+        placement, memory = self.placements[rank], self.memory(strategy, rank)
+        return Need(
+            placement=placement,
+            memory=memory,
+            chance=None if placement.free_bytes is None else memory.fits(placement.free_bytes),
+        )
 
     def _work(self, strategy: PlannedStrategy, rank: int) -> Role:
         """What ranks have to share to do the same, but for the micro-batches that they hold at once."""
@@ -90,12 +94,12 @@ class Room:
     def _tight(self, strategy: PlannedStrategy) -> Iterator[int]:
         """The ranks that tell whether all fit: each has less memory free than those before it that do the same."""
         least: dict[Role, int] = {}
-        size = len(self.seats) // strategy.replicas
-        for rank, seat in enumerate(self.seats):
+        size = len(self.placements) // strategy.replicas
+        for rank, placement in enumerate(self.placements):
             if rank % size == 0:  # in the next pipeline others are nearer to the front
                 least = {}
-            alike = (*self._work(strategy, rank), seat.gpu is None, seat.free_bytes is None)
-            free_bytes = seat.free_bytes or 0
+            alike = (*self._work(strategy, rank), placement.gpu is None, placement.free_bytes is None)
+            free_bytes = placement.free_bytes or 0
             if alike not in least or free_bytes < least[alike]:
                 least[alike] = free_bytes
                 yield rank

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from gangline.planner.machines import Seat, imagine
+from gangline.planner.machines import Placement, imagine
 from gangline.planner.memory import CUDA, rank_memory
-from gangline.planner.room import Room
+from gangline.planner.memory_fit import MemoryFit
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.strategies.pipeline.plan import cut_layers, most_that, pipeline
 from tests.unit.planner.worlds import model
@@ -32,11 +32,11 @@ def training(**more: object) -> Training:
     return dataclasses.replace(base, **more)  # type: ignore[arg-type]
 
 
-def seats(dice: random.Random) -> tuple[Seat, ...]:
+def placements(dice: random.Random) -> tuple[Placement, ...]:
     """Eight of two kinds, each with some of its memory taken; of some nobody knows how much."""
     found = imagine("4xrtx4090,4xrtx3060")
     free = [None if dice.random() < 0.2 else dice.randrange(4 << 30, 24 << 30) for _ in found]
-    return tuple(dataclasses.replace(seat, free_bytes=each) for seat, each in zip(found, free, strict=True))
+    return tuple(dataclasses.replace(placement, free_bytes=each) for placement, each in zip(found, free, strict=True))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -70,7 +70,9 @@ def test_of_stages_that_are_alike_the_one_nearer_to_the_front_needs_more(name: s
 @pytest.mark.parametrize("seed", range(6))
 def test_the_tightest_ranks_tell_what_all_would_have_told(seed: int) -> None:
     dice = random.Random(seed)
-    room = Room(architecture=model(dice.choice(MODELS[:2])), training=training(accumulation=2), seats=seats(dice))
+    room = MemoryFit(
+        architecture=model(dice.choice(MODELS[:2])), training=training(accumulation=2), placements=placements(dice)
+    )
     for strategy in WAYS:
         needs = room.needs(strategy)
         known = [need.chance for need in needs if need.chance is not None]
@@ -85,8 +87,10 @@ def test_the_tightest_ranks_tell_what_all_would_have_told(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_stages_are_within_memory_where_any_are(seed: int) -> None:
     dice = random.Random(seed)
-    room = Room(architecture=model("meta-llama/Llama-3.2-1B"), training=training(micro_batch=4), seats=seats(dice))
-    found = cut_layers(room, [dice.uniform(0.5, 2.0) for _ in room.seats])
+    room = MemoryFit(
+        architecture=model("meta-llama/Llama-3.2-1B"), training=training(micro_batch=4), placements=placements(dice)
+    )
+    found = cut_layers(room, [dice.uniform(0.5, 2.0) for _ in room.placements])
     assert found is not None
     assert sum(found) == 16
     assert min(found) >= 1
@@ -99,8 +103,8 @@ def test_stages_are_within_memory_where_any_are(seed: int) -> None:
 def test_every_pipeline_is_cut_by_its_own_machines() -> None:
     architecture, ask = model("meta-llama/Llama-3.2-1B"), training(micro_batch=4)
     machines = imagine("rtx4090,rtx3060,rtx3060,rtx3060")
-    room = Room(architecture=architecture, training=ask, seats=machines)
-    one = Room(architecture=architecture, training=ask, seats=machines[:2])
+    room = MemoryFit(architecture=architecture, training=ask, placements=machines)
+    one = MemoryFit(architecture=architecture, training=ask, placements=machines[:2])
     unlike, alike = cut_layers(one, (1.0, 3.0)), (8, 8)
     assert cut_layers(room, (1.0, 3.0, 3.0, 3.0), replicas=2) == (*(unlike or ()), *alike)
     assert cut_layers(room, (1.0,) * 4) == (4, 4, 4, 4)

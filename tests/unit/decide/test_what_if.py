@@ -13,7 +13,7 @@ from gangline.context import Context, StartOptions, load, reached
 from gangline.decide import hosts
 from gangline.decide.decide import decide
 from gangline.decide.forecast import training_of
-from gangline.decide.what_if import Foretold, WhatIf, foretell, plan_json, plan_lines, trace
+from gangline.decide.what_if import Prediction, WhatIf, plan_json, plan_lines, predict, trace
 from gangline.errors import ModelError, SpecError, UsageError
 from gangline.inventory.measured import save_profile
 from gangline.planner.calibration import Profile, ProfileKey, architecture_digest, method_words
@@ -40,12 +40,12 @@ def start(world: World, data: str = PACKED) -> StartOptions:
     return dataclasses.replace(world.start(), job=world.file("job.yaml", text))
 
 
-def imagined(world: World, data: str = PACKED) -> Foretold:
-    return foretell(start(world, data), WhatIf(hosts="rtx4090"), console=world, deps=world.deps)
+def imagined(world: World, data: str = PACKED) -> Prediction:
+    return predict(start(world, data), WhatIf(hosts="rtx4090"), console=world, deps=world.deps)
 
 
-def line(foretold: Foretold, world: World, title: str) -> str:
-    lines = plan_lines(foretold, (), home=world.home, why=False, width=400)
+def line(prediction: Prediction, world: World, title: str) -> str:
+    lines = plan_lines(prediction, (), home=world.home, why=False, width=400)
     return next(each for each in lines if each.startswith(title))
 
 
@@ -61,31 +61,31 @@ def test_machines_that_nobody_has_are_planned_without_the_data(world: World) -> 
 
 def test_a_pipeline_is_planned_from_the_words_of_the_job_and_not_traced(world: World) -> None:
     data = f"{PACKED}\nstrategy: pipeline\nmethod: lora"
-    foretold = foretell(start(world, data), WhatIf(hosts="rtx4090,rtx4090"), console=world, deps=world.deps)
-    assert "pipeline 1/1" in line(foretold, world, "strategy")
-    assert "on every host" in line(foretold, world, "saves")
+    prediction = predict(start(world, data), WhatIf(hosts="rtx4090,rtx4090"), console=world, deps=world.deps)
+    assert "pipeline 1/1" in line(prediction, world, "strategy")
+    assert "on every host" in line(prediction, world, "saves")
     context = Context(transports={}, home=world.home, console=world, deps=world.deps)
     with pytest.raises(ModelError, match="cannot be traced"):
-        trace(foretold, context)
+        trace(prediction, context)
     with pytest.raises(UsageError, match="needs a layer for every rank"):
-        foretell(start(world, data), WhatIf(hosts="rtx4090,rtx4090,rtx4090"), console=world, deps=world.deps)
+        predict(start(world, data), WhatIf(hosts="rtx4090,rtx4090,rtx4090"), console=world, deps=world.deps)
 
 
 def test_a_slice_of_layers_is_planned_and_not_traced(world: World) -> None:
     data = f"{PACKED}\nstrategy: tp\nmethod: lora"
-    foretold = foretell(start(world, data), WhatIf(hosts="2xrtx4090"), console=world, deps=world.deps)
-    assert "tp 2 x 1" in line(foretold, world, "strategy")
+    prediction = predict(start(world, data), WhatIf(hosts="2xrtx4090"), console=world, deps=world.deps)
+    assert "tp 2 x 1" in line(prediction, world, "strategy")
     context = Context(transports={}, home=world.home, console=world, deps=world.deps)
     with pytest.raises(ModelError, match="a rank of tp cannot be traced"):
-        trace(foretold, context)
+        trace(prediction, context)
 
 
 def test_a_start_needs_its_data_and_so_does_its_plan(world: World) -> None:
     (world.root / "a.txt").unlink()
     with pytest.raises(SpecError, match="there is no file"):
-        foretell(start(world), WhatIf(), console=world, deps=world.deps)
+        predict(start(world), WhatIf(), console=world, deps=world.deps)
     with pytest.raises(SpecError, match="there is no file"):
-        foretell(start(world), WhatIf(add=("rtx4090",)), console=world, deps=world.deps)
+        predict(start(world), WhatIf(add=("rtx4090",)), console=world, deps=world.deps)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_how_the_job_saves_and_where_the_work_folders_are_decide_about_the_cost(
 ) -> None:
     def saves(*words: str) -> dict[str, Any]:
         asked = dataclasses.replace(start(world), overrides=words)
-        answer: dict[str, Any] = plan_json(foretell(asked, WhatIf(), console=world, deps=world.deps), ())["saves"]
+        answer: dict[str, Any] = plan_json(predict(asked, WhatIf(), console=world, deps=world.deps), ())["saves"]
         return answer
 
     usual = saves()
@@ -147,8 +147,8 @@ CHANGES = (WhatIf(), WhatIf(without=("b",)))
 
 
 def told(world: World, change: WhatIf) -> list[str]:
-    foretold = foretell(start(world), change, console=world, deps=world.deps)
-    return plan_lines(foretold, (), home=world.home, why=False, width=400)
+    prediction = predict(start(world), change, console=world, deps=world.deps)
+    return plan_lines(prediction, (), home=world.home, why=False, width=400)
 
 
 @pytest.mark.parametrize("change", CHANGES)
