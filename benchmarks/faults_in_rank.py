@@ -112,7 +112,7 @@ def begin() -> None:
 
 
 # after threading's own: it forgets all threads but the one that forked
-if "stand-by" in sys.orig_argv:
+if "prefork" in sys.orig_argv:
     os.register_at_fork(after_in_child=begin)
 elif "RANK" in os.environ and any(word.endswith("faults_plain.py") for word in sys.orig_argv):
     begin()

@@ -145,5 +145,5 @@ def lay() -> None:
     put(CausalLoss, "forward", functools.partial(time.sleep, pace_s))
 
 
-if "stand-by" in sys.orig_argv:
+if "prefork" in sys.orig_argv:
     os.register_at_fork(after_in_child=lay)

@@ -1,4 +1,4 @@
-"""A machine becomes twice as slow in the middle of a run, and recovers: how soon is the work dealt anew, and right?
+"""A machine becomes twice as slow in the middle of a run, and recovers: how soon is the work split anew, and right?
 
     python -m benchmarks.moving --out moving.jsonl                    # as root, for the lab; about 15 minutes
 
@@ -77,15 +77,15 @@ def measured(kind: str, run: int) -> Line:
 
 
 def audit(said: Sequence[Line], shares: Sequence[Sequence[int]]) -> bool:
-    """Whether every rank read what was dealt to it, in order; before the first step it reads a few of the first batch
-    to be timed.
+    """Whether every rank read what was assigned to it, in order; before the first step it reads a few of the first
+    batch to be timed.
     """
     setup = Setup(batch=BATCH, steps=STEPS)
     order = SampleOrder(num_samples=BATCH * STEPS, batch=BATCH, micro_batch=1, seed=job(setup).seed)
     expected: list[list[int]] = [[] for _ in said]
-    for step, dealt in enumerate(shares):
+    for step, work_split in enumerate(shares):
         samples, begin = order.samples(step), 0
-        for rank, count in enumerate(dealt):
+        for rank, count in enumerate(work_split):
             expected[rank] += [int(sample) for sample in samples[begin : begin + count]]
             begin += count
     return all(

@@ -138,7 +138,7 @@ def compared(case: Line, said: Sequence[Line]) -> Line:
         "worst_s": max(max(line["steps_s"]) for line in mine),
         "foreseen_s": foreseen.total_s,
         "sent_bytes": [line["sent_bytes"] for line in mine],
-        "foreseen_bytes": max(wire_bytes(sent, (1,) * len(FACTORS)).between),
+        "planned_bytes": max(wire_bytes(sent, (1,) * len(FACTORS)).between),
     }
 
 
@@ -196,7 +196,7 @@ def report_row(name: str, mine: Sequence[Line]) -> list[str]:
     sent = statistics.median(max(line["sent_bytes"]) for line in mine)
     step = middle("foreseen_s") / middle("step_s") - 1
     bubble = middle("foreseen_bubble") - middle("bubble")
-    moved = middle("foreseen_bytes") / sent - 1
+    moved = middle("planned_bytes") / sent - 1
     worst = max(abs(line["foreseen_s"] / line["step_s"] - 1) for line in mine)
     print(
         f"| {name} | {middle('step_s'):.3f} s | {step:+.1%} ({worst:.1%}) "

@@ -128,7 +128,7 @@ def cases() -> list[Case]:
     """All of them do the same samples in a step."""
     micro_s = [DEVICE["a"] + DEVICE["b"] * TOKENS] * len(FACTORS)
     micro_s = [each * factor for each, factor in zip(micro_s, FACTORS, strict=True)]
-    dealt = shares_by_time(micro_s, MICRO_BATCHES)
+    work_split = shares_by_time(micro_s, MICRO_BATCHES)
     size = len(FACTORS)
     equal = (MICRO_BATCHES // size,) * size
     ddp, fsdp = (
@@ -137,10 +137,10 @@ def cases() -> list[Case]:
     )
     local = PlannedStrategy(kind="local-sgd", world_size=size, inner_steps=INNER_STEPS)
     return [
-        Case(name="ddp lora", training=LORA, strategy=ddp, micro_batches=dealt),
-        Case(name="ddp full", training=FULL, strategy=ddp, micro_batches=dealt),
+        Case(name="ddp lora", training=LORA, strategy=ddp, micro_batches=work_split),
+        Case(name="ddp full", training=FULL, strategy=ddp, micro_batches=work_split),
         Case(name="fsdp full", training=FULL, strategy=fsdp, micro_batches=equal),
-        Case(name="local-sgd full", training=FULL, strategy=local, micro_batches=dealt),
+        Case(name="local-sgd full", training=FULL, strategy=local, micro_batches=work_split),
     ]
 
 

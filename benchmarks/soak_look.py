@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-MARKS = (("gangline.supervise", "supervisor"), ("torch.distributed.run", "torchrun"), ("gangline.worker", "stand-by"))
+MARKS = (("gangline.supervise", "supervisor"), ("torch.distributed.run", "torchrun"), ("gangline.worker", "prefork"))
 
 
 def stat(pid: int) -> list[str]:
@@ -38,7 +38,7 @@ def words(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
 
 
-def is_stand_by(line: str) -> bool:
+def is_prefork(line: str) -> bool:
     """Whether a command line is that of a process that stands by: torchrun's has the same words, and more."""
     return "gangline.worker" in line and "torch.distributed.run" not in line
 
@@ -53,7 +53,7 @@ def kind(pid: int, fields: list[str], standing: set[tuple[int, int]]) -> str:
     name = Path(line.split(" ")[0].rstrip(":")).name
     for mark, found in MARKS:
         if mark in line:
-            return "rank" if found == "stand-by" and is_stand_by(words(int(fields[1]))) else found
+            return "rank" if found == "prefork" and is_prefork(words(int(fields[1]))) else found
     if name in {"ssh", "sshd"} or name.startswith("sshd"):
         return "ssh" if name == "ssh" else "sshd"
     return "other python" if name.startswith("python") else "other"

@@ -28,7 +28,7 @@ from gangline.context import (
     reached,
     starting,
 )
-from gangline.control.equip import claim, equip, foresee, require_engine
+from gangline.control.equip import claim, equip, preview, require_engine
 from gangline.control.start import (
     bring_inputs,
     carry_on,
@@ -47,7 +47,7 @@ from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import (
     CommandRecord,
     command_gang,
-    foresee_project_of,
+    preview_project_of,
     program_of,
     require_resumable,
     start_command,
@@ -204,7 +204,7 @@ def rehearse(start: StartOptions, *, console: Console, deps: Dependencies = REAL
     job, cluster = load(start)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = _startable(job, cluster, context, force=start.force)
-        ready = foresee(decision.inspection, context, job=decision.job)
+        ready = preview(decision.inspection, context, job=decision.job)
         gang = decision.plan.gang(new_id(run_ids(start.home)), 1)
         return printed(render(ready, gang, context, program=worker_program(decision.job)))
 
@@ -213,7 +213,7 @@ def rehearse_command(
     record: CommandRecord, *, home: Path, cluster_path: Path | None, console: Console, deps: Dependencies = REAL
 ) -> list[str]:
     """The exact commands that `run` would start. Starts nothing and leaves nothing."""
-    record = foresee_project_of(record, console=console)
+    record = preview_project_of(record, console=console)
     cluster = load_cluster(cluster_path, home)
     with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
         return _command_lines(record, new_id(run_ids(home)), 1, cluster, context)
@@ -235,7 +235,7 @@ def rehearse_resume(
             require_resumable(run_id, record)
             return _command_lines(record, run_id, attempt, cluster, context)
         decision = _startable(Job.load(run.layout.job), cluster, context, force=force)
-        ready = foresee(decision.inspection, context, job=decision.job)
+        ready = preview(decision.inspection, context, job=decision.job)
         choice = choose(survey_places(places_of(run, ready, context), run_id))
         step = max(choice.adoptable, default=choice.step)
         console.report(f"resuming from {'the beginning' if step is None else f'step {step}'}")
@@ -246,7 +246,7 @@ def rehearse_resume(
 def _command_lines(record: CommandRecord, run_id: str, attempt: int, cluster: Cluster, context: Context) -> list[str]:
     inspection = _inspected(cluster, context)
     gang = command_gang(cluster, run_id, attempt)
-    return printed(render(foresee(inspection, context), gang, context, program=program_of(record, gang)))
+    return printed(render(preview(inspection, context), gang, context, program=program_of(record, gang)))
 
 
 def check(

@@ -65,7 +65,7 @@ class FakeBackend:
         """A request that names the hosts, and nothing that could be started."""
         hosts = {host.name: host for host in cluster.hosts}
         rest_s = (program or WORKER).rest_s
-        stand_by = WarmPool(rest_s=rest_s, words=("fake",), world_size=gang.world_size) if rest_s else None
+        warm_pool = WarmPool(rest_s=rest_s, words=("fake",), world_size=gang.world_size) if rest_s else None
         parts = tuple(
             HostRequest(
                 host=name,
@@ -79,7 +79,7 @@ class FakeBackend:
                 run_id=gang.run_id,
                 attempt=gang.attempt,
                 alone=(program or WORKER).alone,
-                stand_by=stand_by,
+                warm_pool=warm_pool,
             )
             for name in gang.hosts
         )
@@ -141,7 +141,7 @@ class FakeBackend:
         for status in self.poll(request, transports):
             stays = status.host in self.stubborn and not now
             if status.phase == "running" and not stays and epoch >= (status.epoch or 0):
-                self.end(status.host, rests=resting and parts[status.host].stand_by is not None, **ENDS[order])
+                self.end(status.host, rests=resting and parts[status.host].warm_pool is not None, **ENDS[order])
             elif status.rests and not resting:
                 self.change(status.host, rests=False)
         return [host for host in request.names if host in self.silent]

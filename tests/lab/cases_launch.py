@@ -54,7 +54,7 @@ def fake_request(cluster, gang, *, port=PORT, steps=0, program=None):
             "node": node, "nodes": len(request.hosts), "meet": [head.address, port], "steps": steps,
             "local": cluster.host(part.host).address, "folder": part.rank_files, "ranks": part.ranks,
             "world": gang.world_size, "alone": part.alone,
-            "control": f"{part.folder}/stand-by" if part.stand_by else None,
+            "control": f"{part.folder}/prefork" if part.warm_pool else None,
         }  # fmt: skip
         argv = ("python3", f"{cluster.head.workdir}/fake_gang.py", "launcher", json.dumps(words))
         parts.append(dataclasses.replace(part, argv=argv))

@@ -2,12 +2,12 @@
 
     fake_gang.py launcher JSON      {"node", "nodes", "meet": [address, port], "local", "folder", "ranks", "world",
                                      "steps", "control", "alone"}
-    fake_gang.py stand-by JSON      the same; where "control" is a folder, in the place of a rank
+    fake_gang.py prefork JSON      the same; where "control" is a folder, in the place of a rank
     fake_gang.py rank JSON          the same, with "rank", and "opens": it opens the place where ranks meet
 
 It behaves as torchrun and gloo do where it matters: launchers of all hosts meet at one port, ranks connect to each other
 at ports that the kernel chose, a rank that loses another one fails, one that hears nothing waits for ever, and a rank
-that is told to leave tells the others. Processes that stand by bear one rank after the other, as seats are given to them.
+that is told to leave tells the others. Prefork processes bear one rank after the other, as positions are given to them.
 """
 
 import ctypes
@@ -96,13 +96,13 @@ def launch(words):
 
 
 def start(words, number, rank):
-    """A rank, or the process that stands by for it."""
-    argv = [sys.executable, __file__, "stand-by" if words["control"] else "rank", json.dumps(dict(words, rank=rank))]
+    """A rank, or its prefork process."""
+    argv = [sys.executable, __file__, "prefork" if words["control"] else "rank", json.dumps(dict(words, rank=rank))]
     return subprocess.Popen(argv, start_new_session=True, env=dict(os.environ, LOCAL_RANK=str(number)))
 
 
-def stand_by(words):
-    """Bear one rank after the other, until one has finished or there are no more seats; the exit code of the last."""
+def warm_pool(words):
+    """Bear one rank after the other, until one has finished or there are no more positions; the exit code of the last."""
     control, told, number = Path(words["control"]), [], 1
 
     def pass_on(signum, _frame):
@@ -110,7 +110,7 @@ def stand_by(words):
         child.send_signal(signum)
 
     if words["alone"]:
-        words = seated(words, control / "seat-1.json")
+        words = positioned(words, control / "position-1.json")
     while True:
         argv = [sys.executable, __file__, "rank", json.dumps(words)]
         # It dies with this process, which has one thread.
@@ -121,16 +121,16 @@ def stand_by(words):
         number += 1
         if code == 0 and not (control / "hold").exists():
             return 0
-        seat = control / f"seat-{number}.json"
-        while not seat.exists():
+        position = control / f"position-{number}.json"
+        while not position.exists():
             if told or (control / "leave").exists():
                 return code if code >= 0 else 128 - code
             time.sleep(0.02)
-        words = seated(words, seat)
+        words = positioned(words, position)
 
 
-def seated(words, seat):
-    told = json.loads(seat.read_text())
+def positioned(words, position):
+    told = json.loads(position.read_text())
     rank = told["ranks"][int(os.environ["LOCAL_RANK"])]
     words = dict(words, rank=rank, folder=told["files"], meet=told["meet"], world=told["world_size"])
     return dict(words, opens=rank == 0, nodes=0)
@@ -235,7 +235,7 @@ if __name__ == "__main__":
     told = json.loads(sys.argv[2])
     if sys.argv[1] == "launcher":
         launch(told)
-    elif sys.argv[1] == "stand-by":
-        sys.exit(stand_by(told))
+    elif sys.argv[1] == "prefork":
+        sys.exit(warm_pool(told))
     else:
         Rank(told).run()

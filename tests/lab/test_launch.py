@@ -110,7 +110,7 @@ def test_a_killed_part_ends_the_gang_everywhere_and_is_named(three, what):
     assert_nothing_left(three, folder=gang.folder)
 
 
-def test_what_stands_by_goes_on_in_the_next_attempt_and_in_the_end_nothing_is_left(three):
+def test_prefork_processes_go_on_in_the_next_attempt_and_in_the_end_nothing_is_left(three):
     said = Gang(three).call("relay", hosts=Gang(three).hosts())
     assert set(said["ended"]) == {"h0", "h1", "h2"}
     assert {reason for reason, _ in said["ended"].values()} <= {"finished", "broken"}

@@ -17,7 +17,7 @@ from gangline.runs.gang import held_by
 from gangline.runs.job import OuterJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.strategies.base import PlanHalf
-from gangline.worker.batch import begin_draws, deal, micro_batch_seed, pick
+from gangline.worker.batch import begin_draws, micro_batch_seed, pick, split_work
 from gangline.worker.checkpoint import Saver
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
@@ -44,9 +44,9 @@ def _accumulate(session, step: int) -> float:
     """One step's passes, as the protocol has them; this rank's part of the summed loss."""
     world, strategy = session.world, session.strategy
     micro_batches = session.order.micro_batches(step)
-    dealt = deal(len(micro_batches), world.shares, world.gang.crews)
-    mine = dealt[world.rank]
-    empty = max(map(len, dealt)) - len(mine) if strategy.lockstep else int(not mine)
+    work_split = split_work(len(micro_batches), world.shares, world.gang.replica_groups)
+    mine = work_split[world.rank]
+    empty = max(map(len, work_split)) - len(mine) if strategy.lockstep else int(not mine)
     loss = 0.0
     for index in mine:
         batch = pick(micro_batches[index], session.train_set)

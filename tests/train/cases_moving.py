@@ -41,8 +41,8 @@ class ScriptedDealer(LoadBalancer):
 
     def learn(self, times, work):
         speeds = self._now(self._progress.step - 1)
-        dealt = self.deal(len(work))
-        said = [sum(work[index] for index in mine) / speed for mine, speed in zip(dealt, speeds, strict=True)]
+        work_split = self.split_work(len(work))
+        said = [sum(work[index] for index in mine) / speed for mine, speed in zip(work_split, speeds, strict=True)]
         return super().learn([SimpleNamespace(data_s=0.0, compute_s=each) for each in said], work)
 
     @staticmethod

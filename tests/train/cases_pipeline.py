@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob
 from gangline.strategies.pipeline.train import AbsentLayer, Pipeline
-from gangline.worker.batch import deal
+from gangline.worker.batch import split_work
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
@@ -77,7 +77,7 @@ def contract(
         "whole": sum(parameter.numel() for parameter in alone.model.parameters()),
         "digests": {name: str(torch.hash_tensor(gradient).item()) for name, gradient in ours.items()},
         "last": session.strategy.counts_loss,
-        "done": len(deal(5, session.world.shares, world.gang.crews)[world.rank]),
+        "done": len(split_work(5, session.world.shares, world.gang.replica_groups)[world.rank]),
         "evaluation": [evaluation.loss, evaluate(alone, shares=[5]).loss],
     }
 

@@ -79,7 +79,9 @@ def piece(
         "result": result,
         "step": progress.step,
         "losses": captured.steps,
-        "samples": read if world.gang.crews.index(world.gang.crews[rank]) == rank else [],  # others read the same
+        "samples": read
+        if world.gang.replica_groups.index(world.gang.replica_groups[rank]) == rank
+        else [],  # others read the same
         "digest": str(torch.hash_tensor(weights).item()) if len(weights) else "",  # zero-3 shows none
         "state": digests_of(session) if disks else {},
     }

@@ -200,10 +200,10 @@ def sent(*, method: str, checkpointing: bool, layers: int = 2) -> dict:
     plan = traffic(read_architecture(config), training, two, micro_batches=2)
     bytes_of = {each.what: each.num_bytes for each in plan.exchanges}
     tokens = sum(int(session.train_set.lengths[row]) for row in session.order.samples(1))
-    foreseen = [each for each in plan.exchanges if each.hides == "in-layer"]
+    planned = [each for each in plan.exchanges if each.hides == "in-layer"]
     return {
-        "sums": [len(sums), sum(each.times for each in foreseen)],
-        "numbers": [sum(sums), sum(each.times * each.num_bytes // 8 for each in foreseen) * tokens / 2],
+        "sums": [len(sums), sum(each.times for each in planned)],
+        "numbers": [sum(sums), sum(each.times * each.num_bytes // 8 for each in planned) * tokens / 2],
         "cut": [cut, bytes_of["gradients"] // 8],
         "whole": [sum(each.numel() for each in trained.values()) - cut, bytes_of["their sums"] // 8],
     }

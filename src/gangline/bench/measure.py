@@ -82,7 +82,7 @@ def _require_several(cluster: Cluster) -> None:
 
 def _task(job: Job, inspection: InspectResult, context: Context) -> Task:
     """The job with the ranks and shares that a run would have."""
-    job_forecast, _ = _foreseen(job, inspection, context)
+    job_forecast, _ = _forecast(job, inspection, context)
     if job_forecast.runnable is None:
         require_startable(job, job_forecast)
     job = job_forecast.settled(job)
@@ -128,7 +128,7 @@ def _hosts(inspection: InspectResult, cluster: Cluster, context: Context, *, job
 
 def _work(job: Job, inspection: InspectResult, context: Context) -> Work:
     """What is measured: the job, with what it leaves open as a plan would decide it now, on two of its layers."""
-    job_forecast, world = _foreseen(job, inspection, context)
+    job_forecast, world = _forecast(job, inspection, context)
     assert job_forecast.choice is not None
     assert job_forecast.config is not None
     job = job_forecast.settled(job)
@@ -142,7 +142,7 @@ def _work(job: Job, inspection: InspectResult, context: Context) -> Work:
     )
 
 
-def _foreseen(job: Job, inspection: InspectResult, context: Context) -> tuple[JobForecast, PlannedCluster]:
+def _forecast(job: Job, inspection: InspectResult, context: Context) -> tuple[JobForecast, PlannedCluster]:
     """What a plan would decide, which needs the shape of the model; raises ModelError where that is not known."""
     world = world_of(inspection.cluster, inspection.inventory, context.home)
     job_forecast = forecast_job(job, world, context)

@@ -191,7 +191,7 @@ def others_note(hosts: Sequence[str], num_busy: float, *, num_cpus: int) -> str 
 BUILD_S = 300
 """How long it may take to draw the model."""
 OVERRUN = 1.5
-"""Of the time: the last steps may be slower than it was foreseen."""
+"""Of the time: the last steps may be slower than planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

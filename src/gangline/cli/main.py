@@ -71,10 +71,10 @@ def _main(words: list[str]) -> int:
         if signals.is_hangup(error, terminals):
             signals.redirect_to_null(terminals)  # what is still to be written is tried again at exit
             return signals.HUNG_UP
-        return _say_unforeseen(error, words, debug=debug)
+        return _report_bug(error, words, debug=debug)
 
 
-def _say_unforeseen(error: Exception, words: list[str], *, debug: bool) -> int:
+def _report_bug(error: Exception, words: list[str], *, debug: bool) -> int:
     from gangline.runs.files import full_disk
 
     if (known := full_disk(error)) is not None:

@@ -14,8 +14,8 @@ from gangline.launch.backends import BACKENDS
 from gangline.planner.plan import Plan
 from gangline.plugins import package_version
 from gangline.provision.ask import ask_agent
-from gangline.provision.code import foresee_code, place_code
-from gangline.provision.environment import compare_environments, foresee_environments, place_environments, require_equal
+from gangline.provision.code import place_code, preview_code
+from gangline.provision.environment import compare_environments, place_environments, preview_environments, require_equal
 from gangline.provision.requirements import load_lock
 from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster, Host
@@ -88,10 +88,10 @@ def equip(inspection: InspectResult, context: Context, *, job: Job | None = None
     return Ready(cluster=cluster, networks=inspection.rank_variables, supervisor=supervisor)
 
 
-def foresee(inspection: InspectResult, context: Context, *, job: Job | None = None) -> Ready:
+def preview(inspection: InspectResult, context: Context, *, job: Job | None = None) -> Ready:
     """The result that `equip` would have; changes nothing."""
-    cluster = foresee_code(inspection.cluster, packages=packages_of(inspection.cluster, job, context.console))
-    cluster = foresee_environments(cluster, inspection.inventory, context.transports)
+    cluster = preview_code(inspection.cluster, packages=packages_of(inspection.cluster, job, context.console))
+    cluster = preview_environments(cluster, inspection.inventory, context.transports)
     return Ready(
         cluster=cluster,
         networks=inspection.rank_variables,

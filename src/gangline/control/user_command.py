@@ -13,7 +13,7 @@ from gangline.control.equip import Ready
 from gangline.control.start import start_attempt
 from gangline.errors import UsageError
 from gangline.launch.program import Again, Program, StallWatch, require_runnable
-from gangline.provision.code import foresee_project, lay_out, place_project
+from gangline.provision.code import lay_out, place_project, preview_project
 from gangline.provision.tell import Console
 from gangline.provision.trees import write_documents
 from gangline.runs.cluster import Cluster
@@ -103,9 +103,9 @@ def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number
     start_attempt(layout, ready, gang, context, program=program_of(record, gang), again=again_of(record, gang))
 
 
-def foresee_project_of(record: CommandRecord, *, console: Console) -> CommandRecord:
+def preview_project_of(record: CommandRecord, *, console: Console) -> CommandRecord:
     """The record as it will be once the folder was copied; copies nothing."""
-    project = foresee_project(Path(record.folder), tell=console)
+    project = preview_project(Path(record.folder), tell=console)
     return dataclasses.replace(record, project=project.to_json())
 
 

@@ -267,7 +267,7 @@ GUESSED = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobForecast:
-    """What is foreseen, or why nothing is."""
+    """The forecast of a job, or why there is none."""
 
     choice: Choice | None = None
     config: dict[str, Any] | None = None
@@ -313,7 +313,7 @@ class JobForecast:
         )
 
     def with_batch(self, job: Job) -> Job:
-        """The job with the batch that was chosen; where nothing is foreseen, with the one that it wishes for."""
+        """The job with the batch that was chosen; where there is no forecast, with the one that it wishes for."""
         if "batch" not in job.open:
             return job
         wished = job.micro_batch * whole_count(job.batch, job.micro_batch)
@@ -331,12 +331,12 @@ def forecast_job(job: Job, world: PlannedCluster, context: Context, *, stack: So
     _require_formats(job, world)
     _require_ranks(job, world)
     require_cards(job, world)
-    job_forecast = dataclasses.replace(_foreseen(job, world, context, stack=stack), num_ranks=len(world.placements))
+    job_forecast = dataclasses.replace(_forecast(job, world, context, stack=stack), num_ranks=len(world.placements))
     require_ram(job_forecast.runnable)
     return job_forecast
 
 
-def _foreseen(job: Job, world: PlannedCluster, context: Context, *, stack: SoftwareStack) -> JobForecast:
+def _forecast(job: Job, world: PlannedCluster, context: Context, *, stack: SoftwareStack) -> JobForecast:
     try:
         config = find_config(job, context.deps.variables)
     except ModelError as error:

@@ -48,7 +48,7 @@ def world_of(cluster: Cluster, inventory: Inventory, home: Path) -> PlannedClust
     hosts = rank_hosts(cluster)
     places = [(host.address, device) for host, device in zip(hosts, devices, strict=True)]
     placements = tuple(
-        _seat(host, inventory.of(host.name), device, num_sharing=places.count((host.address, device)))
+        _placement(host, inventory.of(host.name), device, num_sharing=places.count((host.address, device)))
         for host, device in zip(hosts, devices, strict=True)
     )
     network = load_network(home, cluster)
@@ -57,7 +57,7 @@ def world_of(cluster: Cluster, inventory: Inventory, home: Path) -> PlannedClust
     return PlannedCluster(placements=placements, wire=wire, inside=inside)
 
 
-def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int) -> Placement:
+def _placement(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int) -> Placement:
     weight = None if host.share is None else host.share / host.slots
     ram, gpu = _free_memory(facts), facts.gpus[device] if facts is not None and facts.gpus else None
     free = ram if gpu is None else gpu.memory_free_bytes

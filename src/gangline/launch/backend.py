@@ -123,9 +123,9 @@ class HostRequest:
     meet: tuple[str, int] | None = None
     """Rendezvous of the launchers, or of the ranks where each launcher is `alone`: address and port."""
     alone: bool = False
-    """The launcher of this host does not meet the others: ranks get their rank and rendezvous from `stand_by` and
+    """The launcher of this host does not meet the others: ranks get their rank and rendezvous from `warm_pool` and
     `meet`."""
-    stand_by: WarmPool | None = None
+    warm_pool: WarmPool | None = None
     """None: all processes end with the attempt."""
     supervisor: SupervisorCommand | None = None
     """None: the supervisor runs on another host."""

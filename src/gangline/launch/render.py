@@ -13,7 +13,7 @@ from gangline.runs.layout import RunLayout
 
 LOOPBACK = "127.0.0.1"
 TORCHRUN = ("-m", "torch.distributed.run")
-CONTROL = "stand-by"
+CONTROL = "prefork"
 """The folder, in that of the host agent, for its messages to the warm pool (gangline.agent.supervise.warm_pool)."""
 IMPORT_S = 300
 """Launchers that are ready wait so long for the others: hosts import torch at very different speeds."""
@@ -42,11 +42,11 @@ def _part(
     folder = attempt / host.name
     ranks = [number for number, rank in enumerate(gang.ranks) if rank.host == host.name]
     master = LOOPBACK if cluster.is_one_machine else cluster.head.address
-    stand_by = _stand_by(layout, gang, program)
-    is_alone = stand_by is not None and program.alone
+    warm_pool = _warm_pool(layout, gang, program)
+    is_alone = warm_pool is not None and program.alone
     launcher = _alone(gang, host, folder) if is_alone else _torchrun(cluster, gang, host, folder, port=port)
-    if stand_by is not None:
-        words: tuple[str, ...] = ("-m", "gangline.worker", "stand-by", str(folder / CONTROL), *stand_by.words)
+    if warm_pool is not None:
+        words: tuple[str, ...] = ("-m", "gangline.worker", "prefork", str(folder / CONTROL), *warm_pool.words)
     elif program.kind == "worker":
         words = ("-m", "gangline.worker", *_worker(layout, gang.attempt))
     else:
@@ -68,11 +68,11 @@ def _part(
         leases=str(Path(host.workdir, "leases", host.name)),
         meet=(master, port),
         alone=is_alone,
-        stand_by=stand_by,
+        warm_pool=warm_pool,
     )
 
 
-def _stand_by(layout: RunLayout, gang: Gang, program: Program) -> WarmPool | None:
+def _warm_pool(layout: RunLayout, gang: Gang, program: Program) -> WarmPool | None:
     if program.kind != "worker" or program.rest_s <= 0:
         return None
     return WarmPool(rest_s=program.rest_s, words=_worker(layout, gang.attempt), world_size=gang.world_size)

@@ -35,7 +35,7 @@ from gangline.units import format_bytes
 # Ranks that do the same micro-batches: pipelines, and under tp the ranks of a host. Pure.
 
 
-def crews(world: PlannedCluster, strategy: PlannedStrategy) -> list[range]:
+def replica_groups(world: PlannedCluster, strategy: PlannedStrategy) -> list[range]:
     """Ranks of each; where everybody does others, each rank by itself."""
     size = len(world.placements)
     if strategy.half.layers == "sliced":
@@ -173,30 +173,35 @@ class Scenario:
         half = strategy.half
         if half.layers == "all":
             return self.even if half.lockstep else self.own
-        found = crews(self.world, strategy)
+        found = replica_groups(self.world, strategy)
         if half.layers == "staged" and strategy.replicas == 1:
             shares: tuple[int, ...] = (self.count,)
         elif self.is_weighted:
-            shares = split_whole(self.count, [sum(self.weights[crew.start : crew.stop]) for crew in found])
+            shares = split_whole(
+                self.count, [sum(self.weights[replica_group.start : replica_group.stop]) for replica_group in found]
+            )
         else:
-            seconds = self._crews_s(strategy)
+            seconds = self._replica_groups_s(strategy)
             shares = shares_by_time(seconds, self._best_count(seconds) if self.is_timed else self.count)
-        return tuple(share for crew, share in zip(found, shares, strict=True) for _ in crew)
+        return tuple(share for replica_group, share in zip(found, shares, strict=True) for _ in replica_group)
 
-    def _crews_s(self, strategy: PlannedStrategy) -> tuple[float, ...]:
+    def _replica_groups_s(self, strategy: PlannedStrategy) -> tuple[float, ...]:
         """Seconds of a micro-batch by host, as its slowest rank, or by pipeline, as its slowest stage.
 
         Pipelines of unknown speeds count as equally fast.
         """
         if strategy.half.layers == "sliced":
-            return tuple(max(self.seconds[rank] for rank in crew) for crew in crews(self.world, strategy))
+            return tuple(
+                max(self.seconds[rank] for rank in replica_group)
+                for replica_group in replica_groups(self.world, strategy)
+            )
         models = [model for model in self.models if model is not None]
         if len(models) < len(self.models):
             return (1.0,) * strategy.replicas
         rows = works_of(strategy, [RankWork(compute=model, micro_batches=1) for model in models])
         return tuple(max(stage.compute.micro_batch_s(*self.tokens) for stage in row) for row in rows)
 
-    def dealt_s(self, strategy: PlannedStrategy) -> tuple[float, ...]:
+    def work_split_s(self, strategy: PlannedStrategy) -> tuple[float, ...]:
         """Seconds of the micro-batches that are shared out, by rank, by pipeline, under tp by host; empty where speeds
         do not decide the shares.
         """
@@ -204,7 +209,7 @@ class Scenario:
         if not self.is_timed or self.is_weighted or (half.layers == "staged" and strategy.replicas == 1):
             return ()
         if half.layers != "all":
-            return self._crews_s(strategy)
+            return self._replica_groups_s(strategy)
         return _equal(self.seconds) if half.lockstep else self.seconds
 
     def plain(self, kind: str) -> PlannedStrategy:
@@ -273,14 +278,14 @@ class Candidate:
         return self.scenario.shares(self.strategy)
 
     @property
-    def dealt(self) -> tuple[int, ...]:
+    def work_split(self) -> tuple[int, ...]:
         """The shares of hosts under tp, of pipelines, else of ranks."""
-        return tuple(self.shares[crew[0]] for crew in crews(self.world, self.strategy))
+        return tuple(self.shares[replica_group[0]] for replica_group in replica_groups(self.world, self.strategy))
 
     @functools.cached_property
     def samples(self) -> int:
         """Samples of a step."""
-        return self.training.micro_batch * sum(self.dealt)
+        return self.training.micro_batch * sum(self.work_split)
 
     @functools.cached_property
     def nearness(self) -> tuple[float, int]:
@@ -375,13 +380,13 @@ class Candidate:
     @property
     def dividing(self) -> Dividing:
         """How well the batch of the question divides."""
-        dealt_s = self.scenario.dealt_s(self.strategy)
-        found = Dividing(batch=self.query.batch, about=self.query.about, shares=self.dealt, ceiling=None)
-        if not dealt_s:
+        work_split_s = self.scenario.work_split_s(self.strategy)
+        found = Dividing(batch=self.query.batch, about=self.query.about, shares=self.work_split, ceiling=None)
+        if not work_split_s:
             return found
-        here = ceiling(dealt_s, sum(self.dealt))
+        here = ceiling(work_split_s, sum(self.work_split))
         found = dataclasses.replace(found, ceiling=here, equal=self.strategy.half.lockstep)
-        return with_others(found, dealt_s, micro_batch=self.training.micro_batch)
+        return with_others(found, work_split_s, micro_batch=self.training.micro_batch)
 
 
 def _equal(seconds: Sequence[float]) -> tuple[float, ...]:

@@ -21,7 +21,7 @@ SIMPLEST: Mapping[str, int] = {kind: number for number, kind in enumerate(STRATE
 """Of two that are as fast, the one with the smaller number is taken; a plug-in's comes last."""
 AS_FAST = 1.02
 LEAST_CHANCE = 0.1
-"""Below that a start is refused; what is foreseen of a process may be a quarter too much."""
+"""Below that a start is refused; what is planned for a process may be a quarter too much."""
 UNTIMED = 4
 """Samples at once where nobody knows how long they take, if they fit."""
 FEW_HOSTS = 5

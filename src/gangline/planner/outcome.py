@@ -232,7 +232,7 @@ class Comparison(Record):
 
 
 def compare(plan: Plan, observed: Observed, *, run_id: str, attempt: int) -> Comparison | None:
-    """A plan beside the steps of one attempt; None where nothing was foreseen, or fewer than five steps can be used.
+    """A plan beside the steps of one attempt; None where nothing was planned, or fewer than five steps can be used.
 
     Raises ValueError for a forecast that is not of the plan's ranks.
     """
@@ -298,7 +298,7 @@ def fold(profiles: Iterable[Profile], comparisons: Iterable[Comparison]) -> Fold
 def _rank(
     plan: Plan, forecast: Forecast, number: int, observed: Observed, used: Sequence[ObservedStep]
 ) -> RankComparison:
-    planned, foreseen, half = plan.ranks[number], forecast.ranks[number], plan.half
+    planned, rank_forecast, half = plan.ranks[number], forecast.ranks[number], plan.half
     most_bytes = max(step.memory_bytes[number] for step in observed.steps)
     # the shares of most of the steps, by rank; of two that were as frequent, the first
     done = statistics.mode(step.micro_batches for step in used)
@@ -308,26 +308,26 @@ def _rank(
         wait_s = max(each or 0.0 for each in computed) + forecast.exposed_s - own_s
     return RankComparison(
         host=planned.host,
-        gpu=foreseen.gpu,
+        gpu=rank_forecast.gpu,
         # a profile is of all layers, and of no exchange: what a rank takes for some of them, or with weights that come
         # and go in between, corrects none
-        profile=foreseen.profile if half.layers == "all" and half.parts == "none" else None,
+        profile=rank_forecast.profile if half.layers == "all" and half.parts == "none" else None,
         micro_batches=done[number],
         compute_s=_figure(own_s, _compute_s(used, number, done[number])),
         wait_s=_figure(wait_s, (step.wait_s[number] for step in used)),
-        planned_allocated_bytes=foreseen.allocated_bytes,
-        planned_process_bytes=foreseen.process_bytes,
-        allocated_bytes=None if foreseen.gpu is None else most_bytes,
-        resident_bytes=most_bytes if foreseen.gpu is None else None,
+        planned_allocated_bytes=rank_forecast.allocated_bytes,
+        planned_process_bytes=rank_forecast.process_bytes,
+        allocated_bytes=None if rank_forecast.gpu is None else most_bytes,
+        resident_bytes=most_bytes if rank_forecast.gpu is None else None,
     )
 
 
 def _computed(plan: Plan, forecast: Forecast, number: int, micro_batches: int) -> float | None:
     """Seconds that the plan foresaw for so many micro-batches of a rank."""
-    foreseen_s, share = forecast.ranks[number].compute_s, plan.ranks[number].share
-    if foreseen_s is None or micro_batches == share:
-        return foreseen_s
-    return foreseen_s * micro_batches / share if share else None
+    planned_s, share = forecast.ranks[number].compute_s, plan.ranks[number].share
+    if planned_s is None or micro_batches == share:
+        return planned_s
+    return planned_s * micro_batches / share if share else None
 
 
 def _compute_s(used: Sequence[ObservedStep], number: int, micro_batches: int) -> Iterator[float]:

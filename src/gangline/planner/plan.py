@@ -46,7 +46,7 @@ class DataCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankForecast:
-    """What was foreseen for one rank."""
+    """The forecast for one rank."""
 
     allocated_bytes: int
     """Of tensors, at the worst instant."""
@@ -124,16 +124,16 @@ class Plan(Division, Record):
 
     def gang(self, run_id: str, attempt: int, *, resume_step: int | None = None) -> Gang:
         """The gang of one attempt under this plan."""
-        foreseen = self.forecast.ranks if self.forecast is not None else [None] * len(self.ranks)
+        forecasts = self.forecast.ranks if self.forecast is not None else [None] * len(self.ranks)
         ranks = tuple(
             GangRank(
                 host=rank.host,
                 share=rank.share,
                 device=rank.device,
                 peak_flops=rank.peak_flops,
-                foreseen_bytes=None if each is None or each.gpu is None else each.allocated_bytes,
+                planned_bytes=None if each is None or each.gpu is None else each.allocated_bytes,
             )
-            for rank, each in zip(self.ranks, foreseen, strict=True)
+            for rank, each in zip(self.ranks, forecasts, strict=True)
         )
         return Gang(
             run_id=run_id,

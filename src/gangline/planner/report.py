@@ -211,10 +211,10 @@ def _shares(candidate: Candidate) -> str:
     text = f"micro-batches of {training.micro_batch}"
     text += ", with activation checkpointing" if training.checkpointing else ""
     if candidate.strategy.replicas > 1:
-        return f"{text}: {dealt_to_rows(candidate.dealt)}"
+        return f"{text}: {split_to_rows(candidate.work_split)}"
     if candidate.strategy.world_size == 1 or candidate.strategy.half.layers == "staged":
         return f"{candidate.shares[0]} {text}"
-    total = sum(candidate.dealt)
+    total = sum(candidate.work_split)
     hosts: dict[str, int] = {}
     together = candidate.strategy.half.layers == "sliced"
     for need, share in zip(candidate.needs, candidate.shares, strict=True):
@@ -224,7 +224,7 @@ def _shares(candidate: Candidate) -> str:
     return f"{text}: {', '.join(each)}{more}"
 
 
-def dealt_to_rows(shares: Sequence[int]) -> str:
+def split_to_rows(shares: Sequence[int]) -> str:
     """Micro-batches of pipelines: "12 in each of 2 pipelines", "14 + 10 in 2 pipelines"."""
     if len(set(shares)) == 1:
         return f"{shares[0]} in each of {len(shares)} pipelines"
@@ -577,7 +577,7 @@ def explain(plan: Plan, *, without: Container[str] = ()) -> list[str]:
 
 
 def _forecast(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What is foreseen, as far as it is known."""
+    """The forecast, as far as it is known."""
     forecast = plan.forecast
     if forecast is None:
         return

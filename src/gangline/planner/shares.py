@@ -42,7 +42,7 @@ def host_shares(cluster: Cluster, num_micro_batches: int) -> tuple[int, ...]:
 def ceiling(seconds: Sequence[float], num_micro_batches: int) -> float:
     """Part of the sum of all speeds that a batch reaches for which only computation takes time: above 0, at most 1.
 
-    seconds: of a micro-batch, by rank. With k_r micro-batches on the rank r, dealt so that the last one to finish does
+    seconds: of a micro-batch, by rank. With k_r micro-batches on the rank r, split so that the last one to finish does
     so as early as possible, and B / m of them in all:
 
         ceiling(B) = (B / m) / (max_r(k_r t_r) * sum_r(1 / t_r))

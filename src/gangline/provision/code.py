@@ -442,7 +442,7 @@ def place_project(
     return project
 
 
-def foresee_project(folder: Path, *, tell: Console = SILENT, limit_bytes: int = LIMIT_BYTES) -> Project:
+def preview_project(folder: Path, *, tell: Console = SILENT, limit_bytes: int = LIMIT_BYTES) -> Project:
     """What `place_project` would bring; says the same and changes nothing."""
     with _packed(folder, limit_bytes) as (project, _archive, chosen):
         _say(project, chosen, tell)
@@ -576,7 +576,7 @@ def place_code(
     Raises PluginError for a package that cannot be brought.
     """
     key = tuple(sorted(packages))
-    tree, placed = source_tree(key), foresee_code(cluster, packages=packages)
+    tree, placed = source_tree(key), preview_code(cluster, packages=packages)
     spots = [spot_on(host, transports, host.code) for host in placed.hosts if host.code is not None]
     found = look_everywhere(spots, SOURCE)
     lacking = [spot for spot, there in zip(spots, found, strict=True) if there.hash != tree.hash]
@@ -587,7 +587,7 @@ def place_code(
     return placed
 
 
-def foresee_code(cluster: Cluster, *, packages: Collection[str] = ()) -> Cluster:
+def preview_code(cluster: Cluster, *, packages: Collection[str] = ()) -> Cluster:
     """The cluster as `place_code` gives it back; changes nothing."""
     key = tuple(sorted(packages))
     return dataclasses.replace(cluster, hosts=tuple(_with_code(host, key) for host in cluster.hosts))

@@ -411,7 +411,7 @@ class Ground:
 class Provider(Protocol):
     """One source of Pythons."""
 
-    def foresee(self, hosts: Sequence[Host], ground: Ground) -> list[Host]:
+    def preview(self, hosts: Sequence[Host], ground: Ground) -> list[Host]:
         """The hosts as `place` gives them back; changes nothing."""
         ...
 
@@ -423,20 +423,20 @@ class Provider(Protocol):
 class ExistingEnvironment:
     """An environment of the user's own, that is there already."""
 
-    def foresee(self, hosts: Sequence[Host], ground: Ground) -> list[Host]:
-        """See `Provider.foresee`."""
+    def preview(self, hosts: Sequence[Host], ground: Ground) -> list[Host]:
+        """See `Provider.preview`."""
         return [wrapped(host, has_gpu=ground.gpus.get(host.name, False)) for host in hosts]
 
     def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Console) -> list[Host]:  # noqa: ARG002  (says nothing)
         """See `Provider.place`."""
-        return self.foresee(hosts, ground)
+        return self.preview(hosts, ground)
 
 
 class Locked:
     """A virtual environment from a lock."""
 
-    def foresee(self, hosts: Sequence[Host], ground: Ground) -> list[Host]:
-        """See `Provider.foresee`."""
+    def preview(self, hosts: Sequence[Host], ground: Ground) -> list[Host]:
+        """See `Provider.preview`."""
         return [site.located for site in choose(look_around(hosts, ground.transports, ground.gpus))]
 
     def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Console) -> list[Host]:
@@ -469,10 +469,10 @@ def place_environments(
     return _by_provider(cluster, lambda provider, hosts: provider.place(hosts, ground, tell=tell))
 
 
-def foresee_environments(cluster: Cluster, inventory: Inventory, transports: Mapping[str, Transport]) -> Cluster:
+def preview_environments(cluster: Cluster, inventory: Inventory, transports: Mapping[str, Transport]) -> Cluster:
     """The cluster as `place_environments` gives it back; looks at hosts and changes nothing."""
     ground = Ground.of(cluster, inventory, transports, home=Path())
-    return _by_provider(cluster, lambda provider, hosts: provider.foresee(hosts, ground))
+    return _by_provider(cluster, lambda provider, hosts: provider.preview(hosts, ground))
 
 
 def _by_provider(cluster: Cluster, act: Callable[[Provider, list[Host]], list[Host]]) -> Cluster:

@@ -46,7 +46,7 @@ class Division:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Division)}
 
 
-# Dealing whole micro-batches to ranks: the arithmetic that controller and ranks must do alike.
+# Splitting whole micro-batches among ranks: the arithmetic that controller and ranks must do alike.
 
 
 def split_whole(total: int, weights: Sequence[float]) -> tuple[int, ...]:
@@ -171,11 +171,11 @@ def rows_left(stages: Sequence[int], shares: Sequence[int], left: Sequence[int],
         min(stages[rank] * shares[rank] / layers for rank, layers in zip(row, new, strict=True))
         for row, new in zip(rows, cut, strict=True)
     ]
-    dealt = split_whole(total, paces if any(paces) else [1.0] * len(rows))
+    work_split = split_whole(total, paces if any(paces) else [1.0] * len(rows))
     return PipelineRows(
         ranks=tuple(rank for row in rows for rank in row),
         stages=tuple(layers for row in cut for layers in row),
-        shares=tuple(share for row, share in zip(rows, dealt, strict=True) for _ in row),
+        shares=tuple(share for row, share in zip(rows, work_split, strict=True) for _ in row),
         replicas=len(rows),
     )
 
@@ -200,7 +200,7 @@ class GangRank:
     """Index of this rank's GPU on its machine, where there is any."""
     peak_flops: float | None = None
     """Dense half-precision peak of the device in FLOP/s; None: unknown, and then there is no MFU."""
-    foreseen_bytes: int | None = None
+    planned_bytes: int | None = None
     """Of tensors on its GPU at the most, according to the plan; None: not known, or it has no GPU."""
 
 
@@ -241,8 +241,8 @@ class Gang(Division, Record):
         return len(self.ranks_on(host))
 
     @property
-    def crews(self) -> tuple[int, ...]:
-        """By rank: equal numbers for those that do the same micro-batches. A pipeline is one crew, under tp a host."""
+    def replica_groups(self) -> tuple[int, ...]:
+        """By rank: equal numbers for those that do the same micro-batches: a pipeline, or under tp a host."""
         layers = self.half.layers
         if layers == "staged":
             return tuple(number for number, row in enumerate(self.rows) for _ in row)
@@ -273,17 +273,17 @@ class Gang(Division, Record):
             rows = rows_left(stages, [rank.share for rank in self.ranks], left, replicas=self.replicas)
             left, own, stages, replicas = list(rows.ranks), rows.shares, rows.stages, rows.replicas
         else:
-            own = self._divided_by_crew(left)
+            own = self._divided_by_replica_group(left)
         ranks = [self.ranks[number] for number in left]
-        same = len(ranks) == len(self.ranks)  # else what a rank needs may be other than was foreseen
-        dealt = tuple(
-            dataclasses.replace(rank, share=share, foreseen_bytes=rank.foreseen_bytes if same else None)
+        same = len(ranks) == len(self.ranks)  # else what a rank needs may be other than was planned
+        work_split = tuple(
+            dataclasses.replace(rank, share=share, planned_bytes=rank.planned_bytes if same else None)
             for rank, share in zip(ranks, own, strict=True)
         )
         return dataclasses.replace(
             self,
             attempt=attempt,
-            ranks=dealt,
+            ranks=work_split,
             stages=stages,
             replicas=replicas,
             eager=self.eager and same,  # with more layers each there is less room for micro-batches
@@ -291,19 +291,23 @@ class Gang(Division, Record):
             lacking=lacking,
         )
 
-    def _divided_by_crew(self, left: Sequence[int]) -> tuple[int, ...]:
-        """Shares of the ranks that are left; crews are left whole."""
-        crews = self.crews
-        shares = {crew: rank.share for crew, rank in zip(crews, self.ranks, strict=True)}
-        own = {crews[number] for number in left}
-        dealt = _divided(list(shares.values()), [place for place, crew in enumerate(shares) if crew in own])
-        by_crew = dict(zip([crew for crew in shares if crew in own], dealt, strict=True))
-        return tuple(by_crew[crews[number]] for number in left)
+    def _divided_by_replica_group(self, left: Sequence[int]) -> tuple[int, ...]:
+        """Shares of the ranks that are left; replica groups are left whole."""
+        replica_groups = self.replica_groups
+        shares = {replica_group: rank.share for replica_group, rank in zip(replica_groups, self.ranks, strict=True)}
+        own = {replica_groups[number] for number in left}
+        work_split = _divided(
+            list(shares.values()), [place for place, replica_group in enumerate(shares) if replica_group in own]
+        )
+        by_replica_group = dict(
+            zip([replica_group for replica_group in shares if replica_group in own], work_split, strict=True)
+        )
+        return tuple(by_replica_group[replica_groups[number]] for number in left)
 
     def in_smaller(self, micro_batch: int, *, before: int) -> Gang:
         """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""
         times = before // micro_batch
-        ranks = [dataclasses.replace(rank, share=rank.share * times, foreseen_bytes=None) for rank in self.ranks]
+        ranks = [dataclasses.replace(rank, share=rank.share * times, planned_bytes=None) for rank in self.ranks]
         return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=micro_batch, eager=False)
 
 

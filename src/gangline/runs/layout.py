@@ -11,9 +11,9 @@
     <host>/agent.json  <host>/exit.json  <host>/console.log             the host agent's record, torchrun's output
     <host>/order-<epoch>.json  <host>/status.json  <host>/torchrun/     what it was ordered, what it sees
     <host>/resting.json  <host>/next.json  <host>/handed.json           it waits for the next attempt, and takes it over
-    <host>/stand-by/                                                    what it tells processes that outlive attempts
+    <host>/prefork/                                                    what it tells processes that outlive attempts
     rank-<r>.log  rank-<r>.phase  rank-<r>.pid  rank-<r>.error.json      one set per rank, on its own host
-    rank-<r>.exit.json                                                  how it ended, by the process that stood by
+    rank-<r>.exit.json                                                  how it ended, by the prefork process
     cluster.json                                                        the hosts of this attempt (controller)
     result.json                                                         how rank 0 left: finished or stopped (head)
     outcome.json                                                        how the attempt ended (controller)

@@ -42,10 +42,19 @@ def _request(request: dict[str, Any]) -> None:
     _on_stall(request.get("stall") or {}, "action")
     for part in request["hosts"]:
         part["agent_argv"] = ["host-agent" if word == "guard" else word for word in part["agent_argv"]]
+        if "stand_by" in part:
+            part["warm_pool"] = part.pop("stand_by")
+
+
+def _gang(gang: dict[str, Any]) -> None:
+    for rank in gang["ranks"]:
+        if "foreseen_bytes" in rank:
+            rank["planned_bytes"] = rank.pop("foreseen_bytes")
 
 
 SHAPES: Mapping[str, Callable[[dict[str, Any]], None]] = {
     "job.json": _exporters,
+    "gang.json": _gang,
     "request.json": _request,
     "command.json": lambda command: _on_stall(command, "on_stall"),
     "again.json": lambda again: _on_stall(again["program"].get("stall") or {}, "action"),

@@ -6,7 +6,7 @@ start asks the plan half, and knows no kind by name:
 
     spec        capabilities, keys            which jobs it trains
     planning    candidates, share, traffic, total_s, ...     memory, traffic and time of each way to run a job
-    runs        layers, parts, crew           who holds and does what in a gang
+    runs        layers, parts, groups         who holds and does what in a gang
     screens     meaning, title, reason        its words
 
 The base is the plan half of one rank, or of ranks that exchange nothing: every rank holds the whole model. A plug-in

@@ -220,11 +220,11 @@ def of_memory(
     if shortage is None:
         return None
     plan, job = plan or {}, job or {}
-    place, foreseen = f"rank {failure['rank']} on {failure['host']}", _foreseen(plan, failure["rank"])
+    place, planned = f"rank {failure['rank']} on {failure['host']}", _planned_memory(plan, failure["rank"])
     end = "and was killed by its kernel" if shortage.killed else ""
-    seen = [*shortage.words, *_planned_words(foreseen)]
-    smaller = _smaller(shortage, foreseen, _whole(job.get("micro_batch", plan.get("micro_batch"))) or 1)
-    changes = [*([smaller[1]] if smaller else []), *_other_changes(shortage, foreseen, job)]
+    seen = [*shortage.words, *_planned_words(planned)]
+    smaller = _smaller(shortage, planned, _whole(job.get("micro_batch", plan.get("micro_batch"))) or 1)
+    changes = [*([smaller[1]] if smaller else []), *_other_changes(shortage, planned, job)]
     return OutOfMemory(
         f"{place} ran out of {shortage.device} {end}".rstrip(),
         seen="; ".join(seen) or "its memory use is unknown",
@@ -283,7 +283,7 @@ def _of_kernel(oom: Mapping[str, Any]) -> Shortage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Foreseen:
+class _PlannedMemory:
     """The forecast of the plan for a rank."""
 
     process_bytes: int
@@ -292,7 +292,7 @@ class _Foreseen:
     """The part that is proportional to the tokens of a micro-batch; None: unknown."""
 
 
-def _foreseen(plan: Mapping[str, Any], rank: int) -> _Foreseen | None:
+def _planned_memory(plan: Mapping[str, Any], rank: int) -> _PlannedMemory | None:
     try:
         row = (plan.get("forecast") or {}).get("ranks", ())[rank]
         process, allocated = int(row["process_bytes"]), int(row["allocated_bytes"])
@@ -300,19 +300,19 @@ def _foreseen(plan: Mapping[str, Any], rank: int) -> _Foreseen | None:
     except (LookupError, TypeError, ValueError, AttributeError):
         return None
     moving = None if lasting is None or process <= 0 else min(1.0, max(0, allocated - lasting) / process)
-    return _Foreseen(process_bytes=process, free_bytes=_whole(row.get("free_bytes")), moving=moving)
+    return _PlannedMemory(process_bytes=process, free_bytes=_whole(row.get("free_bytes")), moving=moving)
 
 
-def _planned_words(foreseen: _Foreseen | None) -> Iterator[str]:
-    if foreseen is None:
+def _planned_words(planned: _PlannedMemory | None) -> Iterator[str]:
+    if planned is None:
         return
     parts = ""
-    if foreseen.moving is not None:
-        moving = int(foreseen.process_bytes * foreseen.moving)
-        lasting = format_bytes(foreseen.process_bytes - moving)
+    if planned.moving is not None:
+        moving = int(planned.process_bytes * planned.moving)
+        lasting = format_bytes(planned.process_bytes - moving)
         parts = f" ({lasting} that stay, {format_bytes(moving)} of activations)"
-    free = "" if foreseen.free_bytes is None else f", of {format_bytes(foreseen.free_bytes)} that were free"
-    yield f"the plan expected {format_bytes(foreseen.process_bytes)} for it{parts}{free}"
+    free = "" if planned.free_bytes is None else f", of {format_bytes(planned.free_bytes)} that were free"
+    yield f"the plan expected {format_bytes(planned.process_bytes)} for it{parts}{free}"
 
 
 def _may_shrink(job: Mapping[str, Any]) -> bool:
@@ -320,13 +320,13 @@ def _may_shrink(job: Mapping[str, Any]) -> bool:
     return isinstance(failures, Mapping) and failures.get("smaller_micro_batch") is True
 
 
-def _smaller(shortage: Shortage, foreseen: _Foreseen | None, micro_batch: int) -> tuple[int, str] | None:
+def _smaller(shortage: Shortage, planned: _PlannedMemory | None, micro_batch: int) -> tuple[int, str] | None:
     """A smaller micro-batch, and the words for it: the change with the least effect on the run."""
     divisors = [each for each in range(micro_batch - 1, 0, -1) if micro_batch % each == 0]
-    return _best(divisors, "micro_batch: {}", micro_batch, shortage, foreseen) if divisors else None
+    return _best(divisors, "micro_batch: {}", micro_batch, shortage, planned) if divisors else None
 
 
-def _other_changes(shortage: Shortage, foreseen: _Foreseen | None, job: Mapping[str, Any]) -> Iterator[str]:
+def _other_changes(shortage: Shortage, planned: _PlannedMemory | None, job: Mapping[str, Any]) -> Iterator[str]:
     """Other changes of the job, that with the least effect first, each with its need of memory where known."""
     data = job.get("data")
     length = _whole(data.get("sequence_length")) if isinstance(data, Mapping) else None
@@ -334,20 +334,20 @@ def _other_changes(shortage: Shortage, foreseen: _Foreseen | None, job: Mapping[
         yield "activation_checkpointing: true"
     if length is not None and length // 2 >= LEAST_LENGTH:
         shorter = [length >> halvings for halvings in range(1, 8) if length >> halvings >= LEAST_LENGTH]
-        yield _best(shorter, "data.sequence_length: {}", length, shortage, foreseen)[1]
+        yield _best(shorter, "data.sequence_length: {}", length, shortage, planned)[1]
     method = job.get("method")
     if isinstance(method, Mapping) and method.get("kind") == "full":
         yield "method: lora"
 
 
-def _best(values: list[int], key: str, now: int, shortage: Shortage, foreseen: _Foreseen | None) -> tuple[int, str]:
+def _best(values: list[int], key: str, now: int, shortage: Shortage, planned: _PlannedMemory | None) -> tuple[int, str]:
     """The largest of these values that fits, and the words for it; the first one, without a figure, where unknown."""
-    room = shortage.room_bytes or (foreseen.free_bytes if foreseen is not None else None)
-    if foreseen is None or foreseen.moving is None or room is None:
+    room = shortage.room_bytes or (planned.free_bytes if planned is not None else None)
+    if planned is None or planned.moving is None or room is None:
         return values[0], key.format(values[0])
-    seen = max(shortage.needed_bytes or 0, foreseen.process_bytes)
+    seen = max(shortage.needed_bytes or 0, planned.process_bytes)
     for value in values:
-        needs = int(seen * (1 - foreseen.moving * (1 - value / now)))
+        needs = int(seen * (1 - planned.moving * (1 - value / now)))
         if needs <= ROOM * room:
             return value, f"{key.format(value)} (about {format_bytes(needs)})"
     return values[-1], f"{key.format(values[-1])}, which is not enough alone"

@@ -430,7 +430,7 @@ class Supervisor:
 
     @property
     def _rests(self) -> bool:
-        return any(part.stand_by for part in self.request.hosts)
+        return any(part.warm_pool for part in self.request.hosts)
 
     @property
     def _failure_grace_s(self) -> float:

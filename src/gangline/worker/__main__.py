@@ -12,7 +12,7 @@ from gangline.worker.rank_files import early, hold
 # verb -> module and function taking argv; imported on use, for each costs seconds
 VERBS = {
     "train": ("gangline.worker.train", "train_main"),
-    "stand-by": ("gangline.worker.prefork", "stand_by_main"),
+    "prefork": ("gangline.worker.prefork", "prefork_main"),
     "inputs": ("gangline.worker.data.prepare", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"usage: python -m gangline.worker {{{','.join(VERBS)}}} ...\n")
         return 2
     module, function = VERBS[argv[0]]
-    if argv[0] in {"train", "stand-by"}:
+    if argv[0] in {"train", "prefork"}:
         hold()
     if argv[0] == "train":
         early(argv[1:])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gangline.worker.batch import Indices
 
 WINDOWS = ((3, 0.10), (10, 0.03), (30, 0.015))
-"""Steps whose medians are looked at, and the part of a step that dealing anew must take off: a machine that became
+"""Steps whose medians are looked at, and the part of a step that a new split must take off: a machine that became
 twice as slow is believed after few steps, a small drift after many."""
 CONFIRMED = 3
 """Steps in a row that must say so: two stalls one after the other are no change of speed."""
@@ -63,9 +63,9 @@ class SharesMoved:
     micro_batch_s: tuple[float | None, ...]
     """Seconds of a mean micro-batch, by rank; None: not known."""
     gain: float
-    """Part of the slowest rank's time that dealing anew takes off a step."""
-    crews: tuple[int, ...] = ()
-    """By rank: those of one crew do the same micro-batches. (): everybody does others."""
+    """Part of the slowest rank's time that a new split takes off a step."""
+    replica_groups: tuple[int, ...] = ()
+    """By rank: those of one replica group do the same micro-batches. (): everybody does others."""
 
     def words(self, hosts: Sequence[str]) -> str:
         """For people: "pc1 20 -> 13 micro-batches, pc2 11 -> 15, pc3 9 -> 12; steps get 33 % shorter".
@@ -80,10 +80,12 @@ class SharesMoved:
         return f"{_list(changed) if changed else 'moved between ranks of a host'}{gain}"
 
     def _by_host(self, hosts: Sequence[str], shares: Sequence[int]) -> dict[str, int]:
-        """What a crew does is its first rank's."""
+        """What a replica group does is its first rank's."""
         found = dict.fromkeys(hosts, 0)
         for rank, (host, share) in enumerate(zip(hosts, shares, strict=True)):
-            found[host] += share if not self.crews or self.crews.index(self.crews[rank]) == rank else 0
+            found[host] += (
+                share if not self.replica_groups or self.replica_groups.index(self.replica_groups[rank]) == rank else 0
+            )
         return found
 
 
@@ -97,15 +99,17 @@ def _list(named: dict[str, int] | dict[str, str]) -> str:
 class LoadBalancer:
     """The shares of one attempt, by rank. A rank that begins with none gets none.
 
-    Within, everything is by crew: of ranks that do the same micro-batches the first one stands for all.
+    Within, everything is by replica group: of ranks that do the same micro-batches the first one stands for all.
     """
 
-    def __init__(self, shares: Sequence[int], *, moving: bool, crews: Sequence[int] = ()) -> None:
-        """crews: see `Gang.crews`; (): everybody does other micro-batches."""
-        self._crews = tuple(crews) or tuple(range(len(shares)))
-        self._firsts = [self._crews.index(crew) for crew in dict.fromkeys(self._crews)]
+    def __init__(self, shares: Sequence[int], *, moving: bool, replica_groups: Sequence[int] = ()) -> None:
+        """Replica groups: see `Gang.replica_groups`; (): everybody does other micro-batches."""
+        self._replica_groups = tuple(replica_groups) or tuple(range(len(shares)))
+        self._firsts = [
+            self._replica_groups.index(replica_group) for replica_group in dict.fromkeys(self._replica_groups)
+        ]
         self._shares = tuple(shares[first] for first in self._firsts)
-        self._working = [crew for crew, share in enumerate(self._shares) if share]
+        self._working = [replica_group for replica_group, share in enumerate(self._shares) if share]
         self.moving = moving and len(self._working) > 1
         self._speeds = RankSpeeds()
         self._micro_batch_s: tuple[float, ...] | None = None
@@ -122,13 +126,13 @@ class LoadBalancer:
         """Micro-batches of a step that may be short, by rank."""
         return self._by_rank(self._counts(num_micro_batches))
 
-    def deal(self, num_micro_batches: int) -> list[range]:
+    def split_work(self, num_micro_batches: int) -> list[range]:
         """Which micro-batches each rank does: adjacent ones."""
-        return list(self._by_rank(self._deal(num_micro_batches)))
+        return list(self._by_rank(self._split_work(num_micro_batches)))
 
-    def _by_rank(self, by_crew: Sequence[T]) -> tuple[T, ...]:
-        place = {self._crews[first]: number for number, first in enumerate(self._firsts)}
-        return tuple(by_crew[place[crew]] for crew in self._crews)
+    def _by_rank(self, by_replica_group: Sequence[T]) -> tuple[T, ...]:
+        place = {self._replica_groups[first]: number for number, first in enumerate(self._firsts)}
+        return tuple(by_replica_group[place[replica_group]] for replica_group in self._replica_groups)
 
     def _counts(self, num_micro_batches: int) -> tuple[int, ...]:
         if num_micro_batches == sum(self._shares):
@@ -137,20 +141,20 @@ class LoadBalancer:
             return self._spread(shares_by_time(self._micro_batch_s, num_micro_batches, least=[1] * len(self._working)))
         return split_whole(num_micro_batches, self._shares)
 
-    def _deal(self, num_micro_batches: int) -> list[range]:
-        dealt, begin = [], 0
+    def _split_work(self, num_micro_batches: int) -> list[range]:
+        work_split, begin = [], 0
         for count in self._counts(num_micro_batches):
-            dealt.append(range(begin, begin + count))
+            work_split.append(range(begin, begin + count))
             begin += count
-        return dealt
+        return work_split
 
     def begin(self, seconds: Sequence[float]) -> SharesMoved:
-        """Deal by the time that every rank took for the same micro-batch, where that is worth it.
+        """Split by the time that every rank took for the same micro-batch, where that is worth it.
 
         seconds: by rank. Where one of them is no time, the planned shares stay.
         """
-        by_crew = [seconds[first] for first in self._firsts]
-        found = tuple(by_crew[crew] for crew in self._working)
+        by_replica_group = [seconds[first] for first in self._firsts]
+        found = tuple(by_replica_group[replica_group] for replica_group in self._working)
         if not self.moving or not all(0.0 < each < math.inf for each in found):
             return self._take(self._shares, self._micro_batch_s)
         best = self._best(found)
@@ -164,11 +168,11 @@ class LoadBalancer:
         if not self.moving:
             return None
         self._credit = min(SAVED_STEPS, self._credit + 1)
-        dealt, took = self._deal(len(work)), [times[first] for first in self._firsts]
+        work_split, took = self._split_work(len(work)), [times[first] for first in self._firsts]
         known = self._speeds.add(
-            [took[crew].data_s + took[crew].compute_s for crew in self._working],
-            [sum(work[index] for index in dealt[crew]) for crew in self._working],
-            [len(dealt[crew]) for crew in self._working],
+            [took[replica_group].data_s + took[replica_group].compute_s for replica_group in self._working],
+            [sum(work[index] for index in work_split[replica_group]) for replica_group in self._working],
+            [len(work_split[replica_group]) for replica_group in self._working],
         )
         return self._consider() if known else None
 
@@ -201,29 +205,29 @@ class LoadBalancer:
         return gain * gain * window >= SURE * SURE * chance * chance
 
     def _best(self, micro_batch_s: Sequence[float]) -> tuple[int, ...]:
-        """A crew that has work keeps some, or nobody would notice that it has become faster."""
+        """A replica group that has work keeps some, or nobody would notice that it has become faster."""
         return self._spread(shares_by_time(micro_batch_s, sum(self._shares), least=[1] * len(self._working)))
 
     def _gain(self, shares: Sequence[int], micro_batch_s: Sequence[float]) -> float:
         return 1 - max(self._ends(shares, micro_batch_s)) / max(self._ends(self._shares, micro_batch_s))
 
     def _ends(self, shares: Sequence[int], micro_batch_s: Sequence[float]) -> list[float]:
-        """Seconds of every crew at work."""
-        return [shares[crew] * each for crew, each in zip(self._working, micro_batch_s, strict=True)]
+        """Seconds of every replica group at work."""
+        return [shares[replica_group] * each for replica_group, each in zip(self._working, micro_batch_s, strict=True)]
 
     def _spread(self, counts: Sequence[int]) -> tuple[int, ...]:
-        """Counts of the crews at work, with nothing for the others."""
+        """Counts of the replica groups at work, with nothing for the others."""
         working = dict(zip(self._working, counts, strict=True))
-        return tuple(working.get(crew, 0) for crew in range(len(self._shares)))
+        return tuple(working.get(replica_group, 0) for replica_group in range(len(self._shares)))
 
     def _take(self, shares: tuple[int, ...], micro_batch_s: tuple[float, ...] | None) -> SharesMoved:
         known = dict(zip(self._working, micro_batch_s or (), strict=False))
         moved = SharesMoved(
             before=self._by_rank(self._shares),
             after=self._by_rank(shares),
-            micro_batch_s=self._by_rank([known.get(crew) for crew in range(len(shares))]),
+            micro_batch_s=self._by_rank([known.get(replica_group) for replica_group in range(len(shares))]),
             gain=0.0 if micro_batch_s is None else self._gain(shares, micro_batch_s),
-            crews=self._crews,
+            replica_groups=self._replica_groups,
         )
         self._shares, self._micro_batch_s, self._said = shares, micro_batch_s, 0
         self._speeds.restart()
@@ -283,11 +287,11 @@ class RankSpeeds:
         return True
 
     def restart(self) -> None:
-        """Work was dealt anew: steps before tell how unsteady a rank is, but no more how fast."""
+        """Work was split anew: steps before tell how unsteady a rank is, but no more how fast."""
         self._num_fresh = 0
 
     def micro_batch_s(self, num_steps: int) -> tuple[float, ...] | None:
-        """Medians of the last steps; None where there were not so many since work was dealt."""
+        """Medians of the last steps; None where there were not so many since work was split."""
         if self._num_fresh < num_steps:
             return None
         return tuple(

@@ -1,7 +1,7 @@
 """Samples: which make up which step and micro-batch, their random seeds, and their tensors.
 
-The order of samples is arithmetic on (seed, step). It does not depend on the number of ranks: `deal` only says which
-rank does which micro-batch, and each micro-batch draws its dropout masks from a seed of its own.
+The order of samples is arithmetic on (seed, step). It does not depend on the number of ranks: `split_work` only says
+which rank does which micro-batch, and each micro-batch draws its dropout masks from a seed of its own.
 """
 
 from __future__ import annotations
@@ -134,14 +134,14 @@ def _permutation(num_samples: int, seed: int, epoch: int) -> Indices:
     return np.argsort(np.random.PCG64([seed, epoch]).random_raw(num_samples), kind="stable")
 
 
-def deal(num_micro_batches: int, shares: Sequence[int], crews: Sequence[int]) -> list[range]:
-    """Which micro-batches each rank does: adjacent ones, in proportion to `shares`. crews: see `Gang.crews`."""
-    own = [shares[crews.index(crew)] for crew in dict.fromkeys(crews)]
+def split_work(num_micro_batches: int, shares: Sequence[int], replica_groups: Sequence[int]) -> list[range]:
+    """Which micro-batches each rank does: adjacent ones, in proportion to `shares`; see `Gang.replica_groups`."""
+    own = [shares[replica_groups.index(replica_group)] for replica_group in dict.fromkeys(replica_groups)]
     counts = tuple(own) if num_micro_batches == sum(own) else split_whole(num_micro_batches, own)
     ends = np.cumsum(counts)
-    dealt = [range(int(end) - count, int(end)) for count, end in zip(counts, ends, strict=True)]
-    by_crew = dict(zip(dict.fromkeys(crews), dealt, strict=True))
-    return [by_crew[crew] for crew in crews]
+    work_split = [range(int(end) - count, int(end)) for count, end in zip(counts, ends, strict=True)]
+    by_replica_group = dict(zip(dict.fromkeys(replica_groups), work_split, strict=True))
+    return [by_replica_group[replica_group] for replica_group in replica_groups]
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:

@@ -271,7 +271,9 @@ class Synchronous:
         self._out = run.out
         self._progress = run.progress
         gang = session.world.gang
-        self._balancer = LoadBalancer(session.world.shares, moving=gang.moving_shares, crews=gang.crews)
+        self._balancer = LoadBalancer(
+            session.world.shares, moving=gang.moving_shares, replica_groups=gang.replica_groups
+        )
         self._stragglers = Stragglers(session.world, run.out)
         self._replicas = Replicas(session, run.out)
         self._memory_watch = MemoryWatch(session.world, run.out)
@@ -339,9 +341,9 @@ class Synchronous:
         """Gradients of this rank's micro-batches of a step, exchanged with the others' at its last one."""
         run, strategy, world = self._run, self._session.strategy, self._session.world
         micro_batches = self._session.order.micro_batches(step)
-        dealt = self._balancer.deal(len(micro_batches))
-        mine = dealt[world.rank]
-        empty = max(map(len, dealt)) - len(mine) if strategy.lockstep else int(not mine)
+        work_split = self._balancer.split_work(len(micro_batches))
+        mine = work_split[world.rank]
+        empty = max(map(len, work_split)) - len(mine) if strategy.lockstep else int(not mine)
         tally = Tally(loss_sum=torch.zeros((), dtype=torch.float64, device=world.device))
         scale = run.loss_scale(run.label_tokens(self._session.order.samples(step)))
         for index in mine:
@@ -414,8 +416,8 @@ class Synchronous:
             self._stragglers.look(step=progress.step)
         elif not report.saving and progress.step - 1 not in {self._run.keeper.saved_step, progress.evaluated_step}:
             tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
-            dealt = self._balancer.deal(len(micro_batches))
-            self._stragglers.learn(report.times, dealt, tokens, step=progress.step)
+            work_split = self._balancer.split_work(len(micro_batches))
+            self._stragglers.learn(report.times, work_split, tokens, step=progress.step)
 
     def _learn(self, report: StepReport, micro_batches: list[Indices]) -> None:
         """Move shares where the ranks' speeds have changed. All of them do the same arithmetic on the same report."""

@@ -38,7 +38,7 @@ def return_freed() -> None:
 AFTER = 10
 """Steps of an attempt."""
 MORE, LESS = 0.10, 0.25
-"""So far above or below what was foreseen it is told."""
+"""So far above or below what was planned it is told."""
 
 
 class MemoryWatch:
@@ -61,14 +61,14 @@ class MemoryWatch:
 def remarks(ranks: Sequence[GangRank], memory_bytes: Sequence[int]) -> dict[int, str]:
     """What there is to say, by rank: of those that need more the one that needs most more, else of those far below."""
     off = {
-        number: memory / rank.foreseen_bytes - 1
+        number: memory / rank.planned_bytes - 1
         for number, (rank, memory) in enumerate(zip(ranks, memory_bytes, strict=True))
-        if rank.foreseen_bytes
+        if rank.planned_bytes
     }
     most = max(off, key=lambda number: off[number], default=None)
     if most is None or -LESS <= off[most] <= MORE:
         return {}
     advice = "it may not suffice for longer samples" if off[most] > 0 else "there is room for larger micro-batches"
-    needs, foreseen = format_bytes(memory_bytes[most]), format_bytes(ranks[most].foreseen_bytes or 0)
+    needs, planned = format_bytes(memory_bytes[most]), format_bytes(ranks[most].planned_bytes or 0)
     who = f"rank {most} on {ranks[most].host}"
-    return {most: f"{who} needs {needs} for tensors, and {foreseen} were foreseen ({100 * off[most]:+.0f} %): {advice}"}
+    return {most: f"{who} needs {needs} for tensors, and {planned} were planned ({100 * off[most]:+.0f} %): {advice}"}

@@ -1,12 +1,12 @@
 """The warm pool: one process per rank position that outlives attempts, and forks the rank.
 
-    python -m gangline.worker stand-by CONTROL train JOB GANG ROOT
+    python -m gangline.worker prefork CONTROL train JOB GANG ROOT
 
 torchrun starts it in the place of a rank. It imports everything that a rank needs, starts no thread and touches no GPU,
 and forks the rank. When the rank has ended, it tells the exit code and waits for the next position
 (docs/decisions/0012). The first attempt may have its position from torchrun; every other one has it from a file.
 
-    CONTROL/seat-<k>.json            its position in its k-th attempt: {"words": ["train", JOB, GANG, ROOT],
+    CONTROL/position-<k>.json            its position in its k-th attempt: {"words": ["train", JOB, GANG, ROOT],
                                      "ranks": [of this host, by local rank], "world_size": n,
                                      "meet": [address, port], "files": folder of rank-<r>.pid}
     CONTROL/hold                     a rank that ends well does not end it, either
@@ -48,8 +48,8 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 
 
-def stand_by_main(argv: list[str]) -> NoReturn:
-    """Stand by until told to leave, and end with the exit code of the last rank."""
+def prefork_main(argv: list[str]) -> NoReturn:
+    """Fork ranks until told to leave, and end with the exit code of the last rank."""
     from gangline.worker.prefork import import_for, what_forbids_a_fork
 
     control, *words = argv
@@ -60,7 +60,7 @@ def stand_by_main(argv: list[str]) -> NoReturn:
     obstacle = what_forbids_a_fork()
     if obstacle:
         with (position.files / f"rank-{position.rank}.log").open("a") as log:
-            log.write(f"no process stands by for the next attempt: {obstacle}\n")
+            log.write(f"no prefork process for the next attempt: {obstacle}\n")
         _end(run_rank(list(position.words)))
     # what lives for ever is kept out of every later collection, and its pages stay shared
     gc.collect()
@@ -74,7 +74,7 @@ def run_rank(words: list[str]) -> int:
 
     verb, *argv = words
     if verb != "train":
-        raise ValueError(f"only `train` can be stood by for, not {verb}")
+        raise ValueError(f"a prefork process forks only `train`, not {verb}")
     train_main(argv)
 
 
@@ -218,7 +218,7 @@ def first_position(control: Path, words: tuple[str, ...]) -> RankPosition:
 def read_position(control: Path, number: int) -> RankPosition | None:
     """The position of this process in its attempt `number`; None as long as there is none."""
     try:
-        told = read_json(control / f"seat-{number}.json")
+        told = read_json(control / f"position-{number}.json")
     except FileNotFoundError:
         return None
     local = int(os.environ.get("LOCAL_RANK", "0"))

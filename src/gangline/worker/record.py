@@ -24,7 +24,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import now_iso
 from gangline.worker.agree import StepReport
-from gangline.worker.batch import deal, empty_batch, pick
+from gangline.worker.batch import empty_batch, pick, split_work
 from gangline.worker.process_group import ProcessGroup
 from gangline.worker.session import Session
 
@@ -110,7 +110,7 @@ class Evaluation:
 def evaluate(session: Session, *, shares: Sequence[int], beat: Callable[[], None] = lambda: None) -> Evaluation:
     """Mean loss over all trained tokens of the evaluation set, or of its first `evaluation.max_samples` samples.
 
-    Micro-batches are the same on any number of ranks and are only dealt differently, by `shares`; sums are in fp64;
+    Micro-batches are the same on any number of ranks and are only split differently, by `shares`; sums are in fp64;
     every sample counts once, for nothing is padded to equal counts. beat: called before every micro-batch, for an
     evaluation is long, and no hang.
     """
@@ -124,15 +124,15 @@ def evaluate(session: Session, *, shares: Sequence[int], beat: Callable[[], None
     was_training = loss.training
     loss.eval()
     strategy = session.strategy
-    dealt = deal(len(starts), shares, world.gang.crews)
-    for index in dealt[world.rank]:
+    work_split = split_work(len(starts), shares, world.gang.replica_groups)
+    for index in work_split[world.rank]:
         beat()
         batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)
         sums[0] += strategy.evaluate(batch.to(world.device)).double().cpu()
         sums[1] += strategy.counts_loss * float(
             source.label_counts[starts[index] : starts[index] + len(batch.input_ids)].sum()
         )
-    for _ in range(max(map(len, dealt)) - len(dealt[world.rank]) if strategy.lockstep else 0):
+    for _ in range(max(map(len, work_split)) - len(work_split[world.rank]) if strategy.lockstep else 0):
         beat()
         strategy.evaluate(empty_batch().to(world.device))
     strategy.reshard()

@@ -54,18 +54,18 @@ class Stragglers:
             self._before = probe(self._world)
 
     def learn(
-        self, times: Sequence[RankTimes], dealt: Sequence[Sequence[int]], tokens: Sequence[int], *, step: int
+        self, times: Sequence[RankTimes], work_split: Sequence[Sequence[int]], tokens: Sequence[int], *, step: int
     ) -> None:
         """Take in a step that nothing but the step itself made longer.
 
-        dealt: micro-batches by rank. tokens: of every micro-batch.
+        split: micro-batches by rank. tokens: of every micro-batch.
         """
         self._num_steps += 1
         if not self._world.is_head or self._world.size == 1 or self._num_steps <= WARM_UP or self.wants_look:
             return
         work = StepWork(
-            micro_batches=tuple(map(len, dealt)),
-            tokens=tuple(sum(tokens[index] for index in mine) for mine in dealt),
+            micro_batches=tuple(map(len, work_split)),
+            tokens=tuple(sum(tokens[index] for index in mine) for mine in work_split),
             data_s=tuple(each.data_s for each in times),
             compute_s=tuple(each.compute_s for each in times),
             wait_s=tuple(each.wait_s for each in times),

@@ -112,7 +112,7 @@ def test_host_agents_of_one_run_may_share_and_another_attempt_may_not(ask, claim
 
 
 def test_a_gpu_of_host_agents_that_rest_may_be_shared_with_the_next_attempt_of_their_run(ask, claim, gpus):
-    rests = {"stand_by": {"rest_s": 600.0}}
+    rests = {"warm_pool": {"rest_s": 600.0}}
     claim({**ask(host="pc1", devices=[0]), **rests})
     with pytest.raises(Taken):
         claim(ask(attempt=2, host="pc2", devices=[0]))  # it is not one of those
@@ -122,7 +122,7 @@ def test_a_gpu_of_host_agents_that_rest_may_be_shared_with_the_next_attempt_of_t
 
 
 def test_a_cpu_slot_of_one_that_rests_is_not_shared(ask, claim):
-    rests = {"stand_by": {"rest_s": 600.0}}
+    rests = {"warm_pool": {"rest_s": 600.0}}
     claim({**ask(), **rests})
     with pytest.raises(Taken):
         claim({**ask(attempt=2), **rests})

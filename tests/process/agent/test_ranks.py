@@ -1,4 +1,4 @@
-"""What the files of ranks tell where processes stand by: who is the rank now, and how it ended."""
+"""What the files of ranks tell of prefork processes: who is the rank now, and how it ended."""
 
 import json
 import signal
@@ -50,8 +50,8 @@ def ended(child):
     child.wait()
 
 
-def test_a_rank_takes_the_place_of_the_process_that_stands_by_for_it(tmp_path, files, process):
-    seen = Ranks(tmp_path, {0}, stand_by=True)
+def test_a_rank_takes_the_place_of_its_prefork_process(tmp_path, files, process):
+    seen = Ranks(tmp_path, {0}, preforked=True)
     first, second = process(), process()
     for child in (first, second):
         files("rank-0.pid", known(child))
@@ -60,7 +60,7 @@ def test_a_rank_takes_the_place_of_the_process_that_stands_by_for_it(tmp_path, f
 
 
 def test_one_that_is_stopped_is_killed_and_one_that_runs_is_not(tmp_path, files, process):
-    seen = Ranks(tmp_path, {0, 1}, stand_by=False)
+    seen = Ranks(tmp_path, {0, 1}, preforked=False)
     stopped, runs = process(), process()
     for rank, child in enumerate((stopped, runs)):
         files(f"rank-{rank}.pid", known(child))
@@ -75,7 +75,7 @@ def test_one_that_is_stopped_is_killed_and_one_that_runs_is_not(tmp_path, files,
 def test_each_of_them_gets_a_signal_once(tmp_path, files, process, monkeypatch):
     told = []
     monkeypatch.setattr(ranks, "send", lambda process, number: told.append((process.pid, number)))
-    seen = Ranks(tmp_path, {0}, stand_by=True)
+    seen = Ranks(tmp_path, {0}, preforked=True)
     first, second = process(), process()
     for child in (first, second):
         files("rank-0.pid", known(child))
@@ -87,7 +87,7 @@ def test_each_of_them_gets_a_signal_once(tmp_path, files, process, monkeypatch):
 
 
 def test_a_bad_end_is_news_once_and_told_with_its_code(tmp_path, files, process):
-    seen = Ranks(tmp_path, {0, 1}, stand_by=True)
+    seen = Ranks(tmp_path, {0, 1}, preforked=True)
     child = process()
     files("rank-0.pid", known(child))
     seen.scan(ordered=False)
@@ -101,7 +101,7 @@ def test_a_bad_end_is_news_once_and_told_with_its_code(tmp_path, files, process)
 
 
 def test_a_rank_that_has_told_its_error_has_not_ended_before_it_is_gone(tmp_path, files, process):
-    seen = Ranks(tmp_path, {0}, stand_by=True)
+    seen = Ranks(tmp_path, {0}, preforked=True)
     child = process()
     files("rank-0.pid", known(child))
     files("rank-0.error.json", {"what": "no space left"})
@@ -115,7 +115,7 @@ def test_a_rank_that_has_told_its_error_has_not_ended_before_it_is_gone(tmp_path
 
 
 def test_a_good_end_is_no_news_and_no_failure(tmp_path, files, process):
-    seen = Ranks(tmp_path, {0}, stand_by=True)
+    seen = Ranks(tmp_path, {0}, preforked=True)
     child = process()
     files("rank-0.pid", known(child))
     seen.scan(ordered=False)
@@ -128,7 +128,7 @@ def test_a_good_end_is_no_news_and_no_failure(tmp_path, files, process):
 def test_a_rank_that_is_gone_without_a_code_is_news_after_a_moment(tmp_path, files, process, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(ranks.time, "monotonic", lambda: now[0])
-    seen = Ranks(tmp_path, {0}, stand_by=True)
+    seen = Ranks(tmp_path, {0}, preforked=True)
     child = process()
     files("rank-0.pid", known(child))
     seen.scan(ordered=False)
@@ -142,7 +142,7 @@ def test_a_rank_that_is_gone_without_a_code_is_news_after_a_moment(tmp_path, fil
 
 
 def test_the_end_of_the_process_that_stood_by_explains_that_of_its_rank(tmp_path, files, process):
-    seen = Ranks(tmp_path, {0}, stand_by=True)
+    seen = Ranks(tmp_path, {0}, preforked=True)
     first, second = process(), process()
     for child in (first, second):
         files("rank-0.pid", known(child))
@@ -152,7 +152,7 @@ def test_the_end_of_the_process_that_stood_by_explains_that_of_its_rank(tmp_path
     assert [failure["exit"] for failure in seen.failures({first.pid: -9})] == [-9]
 
 
-def test_without_processes_that_stand_by_an_exit_file_says_nothing(tmp_path, files, process):
+def test_without_prefork_processes_an_exit_file_says_nothing(tmp_path, files, process):
     seen = Ranks(tmp_path, {0})
     files("rank-0.pid", known(process()))
     files("rank-0.exit.json", {"pid": 1, "code": 5})

@@ -23,8 +23,8 @@ from tests.process.launch.gang import (
     kill_left,
     let_go,
     order,
+    prefork_part,
     running_rank,
-    standing,
     status,
 )
 from tests.waiting import wait_until
@@ -61,7 +61,7 @@ class Hall:
         self.parts = []
 
     def part(self, *ranks, attempt=1, env=None, **options):
-        part = standing(self.folder, "pc1", *ranks, attempt=attempt, **options)
+        part = prefork_part(self.folder, "pc1", *ranks, attempt=attempt, **options)
         self.parts.append(dataclasses.replace(part, env={"COLOUR": "green", **(env or {})}))
         return self.parts[-1]
 
@@ -163,9 +163,9 @@ def test_a_host_agent_holds_no_file_more_for_every_attempt_that_it_takes_over(ha
     assert len([name for name in held if name.endswith("agent.lock")]) == 1
 
 
-def test_where_launchers_never_meet_the_first_seat_is_told_too(hall):
+def test_where_launchers_never_meet_the_first_position_is_told_too(hall):
     part = hall.rested("4=orderly", attempt=5)
-    assert json.loads(Path(part.folder, "stand-by", "seat-1.json").read_text()) == {
+    assert json.loads(Path(part.folder, "prefork", "position-1.json").read_text()) == {
         "words": ["train", "orderly"],
         "ranks": [4],
         "world_size": 1,

@@ -1,4 +1,4 @@
-"""A gang without torch: small scripts in the place of torchrun, of the processes that stand by and of the ranks, and a
+"""A gang without torch: small scripts in the place of torchrun, of the prefork processes and of the ranks, and a
 look at what is left of them.
 """
 
@@ -92,7 +92,7 @@ wait_for(f"go-{rank}")
 say_result("finished")
 """
 
-STANDING = """
+PREFORK = """
 import ctypes, json, os, signal, subprocess, sys, time
 control, rank, mode = sys.argv[1:]
 local, rank, number, told = int(os.environ["LOCAL_RANK"]), int(rank), 1, []
@@ -109,15 +109,15 @@ def has(name):
 
 def sit():
     global rank, mode, files
-    with open(os.path.join(control, f"seat-{number}.json")) as stream:
-        seat = json.load(stream)
-    rank, mode, files = seat["ranks"][local], seat["words"][1 + local], seat["files"]
+    with open(os.path.join(control, f"position-{number}.json")) as stream:
+        position = json.load(stream)
+    rank, mode, files = position["ranks"][local], position["words"][1 + local], position["files"]
 
 def pass_on(number, _frame):
     told.append(number)
     child.send_signal(number)
 
-if has("seat-1.json"):
+if has("position-1.json"):
     sit()
 ticks = int(open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[19])
 write(files, f"rank-{rank}.pid", {"pid": os.getpid(), "start_ticks": ticks})
@@ -131,7 +131,7 @@ while True:
     number += 1
     if code == 0 and not has("hold"):
         sys.exit(0)
-    while not has(f"seat-{number}.json"):
+    while not has(f"position-{number}.json"):
         if told or has("leave"):
             sys.exit(code if code >= 0 else 128 - code)
         time.sleep(0.01)
@@ -193,20 +193,20 @@ def part(
     )
 
 
-def standing(
+def prefork_part(
     folder: Path, host: str, *ranks: str, attempt: int = 1, rest_s: float = DEADLINE_S, grace_s: float = DEADLINE_S
 ) -> HostRequest:
-    """What is started on a host where processes stand by; see `part`. Later attempts meet without launchers."""
+    """What is started on a host with a warm pool; see `part`. Later attempts meet without launchers."""
     files = folder / "attempts" / str(attempt)
     files.mkdir(parents=True, exist_ok=True)
     script(folder, "rank.py", RANK)
-    scripts = script(folder, "launcher.py", LAUNCHER), script(folder, "standing.py", STANDING)
+    scripts = script(folder, "launcher.py", LAUNCHER), script(folder, "prefork_process.py", PREFORK)
     numbers, modes = zip(*(word.split("=", 1) for word in ranks), strict=True)
     return HostRequest(
         host=host,
         folder=str(files / host),
         rank_files=str(files),
-        argv=(sys.executable, *scripts, str(files / host / "stand-by"), *ranks),
+        argv=(sys.executable, *scripts, str(files / host / "prefork"), *ranks),
         env={},
         run_id="calm-otter-7",
         attempt=attempt,
@@ -216,7 +216,7 @@ def standing(
         leases=str(folder / "leases" / host),
         meet=("127.0.0.1", 29500 + attempt),
         alone=attempt > 1,
-        stand_by=WarmPool(rest_s=rest_s, words=("train", *modes), world_size=len(ranks)),
+        warm_pool=WarmPool(rest_s=rest_s, words=("train", *modes), world_size=len(ranks)),
     )
 
 
@@ -237,7 +237,7 @@ def rank_pid(part: HostRequest, rank: int) -> int:
 
 
 def running_rank(part: HostRequest, rank: int) -> int:
-    """The pid of a rank, once it is more than a process that stands by for it."""
+    """The pid of a rank, once it is more than its prefork process."""
     path = Path(part.rank_files, f"rank-{rank}.pid")
 
     def found():

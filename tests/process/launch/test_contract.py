@@ -25,9 +25,9 @@ from tests.process.launch.gang import (
     left_of,
     let_go,
     part,
+    prefork_part,
     rank_pid,
     running_rank,
-    standing,
 )
 from tests.waiting import wait_until
 
@@ -64,7 +64,7 @@ class Fickle(LocalTransport):
 class DirectGang:
     """Host agents and scripts on this computer."""
 
-    def __init__(self, folder, modes, broken, stands_by):
+    def __init__(self, folder, modes, broken, has_warm_pool):
         self.backend = DirectBackend()
         self.folder, self.modes = folder, modes
         self.transports = {host.name: Fickle(host) for host in cluster(folder).hosts}
@@ -73,12 +73,12 @@ class DirectGang:
         self.request = LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
         self.parts = dict(zip(HOSTS, parts, strict=True))
         self.begun = list(parts)
-        if stands_by:
+        if has_warm_pool:
             self.request = self.next(1, HOSTS)
 
     def next(self, attempt, hosts):
         parts = [
-            standing(self.folder, name, f"{rank}={self.modes[name]}", attempt=attempt)
+            prefork_part(self.folder, name, f"{rank}={self.modes[name]}", attempt=attempt)
             for rank, name in enumerate(hosts)
         ]
         self.parts = dict(zip(hosts, parts, strict=True))
@@ -87,7 +87,7 @@ class DirectGang:
 
     def ready(self):
         for rank, name in enumerate(self.parts):
-            wait = running_rank if self.parts[name].stand_by else rank_pid
+            wait = running_rank if self.parts[name].warm_pool else rank_pid
             wait(self.parts[name], rank)
 
     def finish(self, host, *, error=None):
@@ -111,10 +111,10 @@ class DirectGang:
 class MpirunGang(DirectGang):
     """The same, below an mpirun on this computer."""
 
-    def __init__(self, folder, modes, broken, stands_by):
+    def __init__(self, folder, modes, broken, has_warm_pool):
         if shutil.which("mpirun") is None:
             pytest.skip("no mpirun on this computer")
-        super().__init__(folder, modes, broken, stands_by)
+        super().__init__(folder, modes, broken, has_warm_pool)
         self.backend = MpirunBackend()
         self.request = dataclasses.replace(
             self.request, backend="mpirun", launcher=job_launcher(cluster(folder), self.request)
@@ -128,8 +128,8 @@ class MpirunGang(DirectGang):
 class FakeGang:
     """Nothing but words."""
 
-    def __init__(self, folder, modes, broken, stands_by):
-        self.cluster, self.program = cluster(folder), Program(rest_s=60.0) if stands_by else None
+    def __init__(self, folder, modes, broken, has_warm_pool):
+        self.cluster, self.program = cluster(folder), Program(rest_s=60.0) if has_warm_pool else None
         stubborn = frozenset(name for name, mode in modes.items() if mode == "stubborn")
         self.backend = FakeBackend(broken=frozenset(broken), stubborn=stubborn)
         self.transports = {name: FakeTransport(name) for name in HOSTS}
@@ -177,9 +177,9 @@ def make_warm(request, tmp_path):
 def making(kind, tmp_path):
     made = []
 
-    def _make(modes=None, broken=(), *, stands_by=False):
+    def _make(modes=None, broken=(), *, has_warm_pool=False):
         modes = dict.fromkeys(HOSTS, "orderly") | (modes or {})
-        made.append(kind(tmp_path, modes, broken, stands_by))
+        made.append(kind(tmp_path, modes, broken, has_warm_pool))
         return made[-1]
 
     yield _make
@@ -335,14 +335,14 @@ def test_what_is_left_is_seen_and_in_the_end_nothing_is(make):
 
 
 def test_a_failed_start_shows_what_the_host_said(tmp_path):
-    gang = DirectGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), {"pc1"}, stands_by=False)
+    gang = DirectGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), {"pc1"}, has_warm_pool=False)
     with pytest.raises(GanglineError, match="cannot start /no/such/python: No such file"):
         gang.backend.start(gang.request, gang.transports)
     assert not (Path(gang.request.hosts[1].folder) / "agent.json").exists()
 
 
 def test_a_poll_runs_no_command(tmp_path):
-    gang = FakeGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), (), stands_by=False)
+    gang = FakeGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), (), has_warm_pool=False)
     transport = gang.transports["pc1"]
     folder = PurePath(gang.request.hosts[0].folder)
     transport.write(folder / "agent.json", b'{"pid": 4711, "start_ticks": 99}')
@@ -374,7 +374,7 @@ def until_rest(gang, *hosts):
 
 
 def begun(make, modes=None):
-    gang = make(modes, stands_by=True)
+    gang = make(modes, has_warm_pool=True)
     gang.backend.start(gang.request, gang.transports)
     gang.ready()
     return gang
@@ -452,7 +452,7 @@ def test_a_host_that_is_new_in_an_attempt_starts_beside_those_that_rested(make_w
 
 
 @pytest.mark.parametrize("now", [True, False])
-def test_where_nothing_stands_by_nothing_rests(make, now):
+def test_without_a_warm_pool_nothing_rests(make, now):
     gang = make()
     gang.backend.start(gang.request, gang.transports)
     gang.ready()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.provision.code import foresee_code, place_code, source_files, source_tree
+from gangline.provision.code import place_code, preview_code, source_files, source_tree
 from gangline.provision.trees import How, here, look
 from gangline.runs.cluster import Cluster, Host
 from tests.unit.provision.hosts import kennel
@@ -59,9 +59,9 @@ def test_this_computer_has_it_installed(tmp_path: Path) -> None:
 
 def test_a_dry_run_knows_where_it_will_be_and_writes_nothing(tmp_path: Path) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
-    assert foresee_code(cluster).head.code
+    assert preview_code(cluster).head.code
     assert list(tmp_path.iterdir()) == []
-    assert foresee_code(cluster) == place_code(cluster, transports)
+    assert preview_code(cluster) == place_code(cluster, transports)
 
 
 def test_only_source_and_tables_are_copied() -> None:
@@ -83,6 +83,6 @@ def test_many_who_bring_it_at_once_do_not_hinder_each_other(tmp_path: Path) -> N
     cluster, _ = kennel(tmp_path, "pc1")
     with ThreadPoolExecutor(max_workers=4) as pool:
         placed = list(pool.map(lambda _: place_code(cluster, kennel(tmp_path, "pc1")[1]), range(4)))
-    assert all(one == foresee_code(cluster) for one in placed)
+    assert all(one == preview_code(cluster) for one in placed)
     assert look(here(Path(placed[0].head.code)), How(exact=True)).hash == source_tree().hash
     assert [path.name for path in Path(placed[0].head.code).parent.iterdir()] == [Path(placed[0].head.code).name]

@@ -26,8 +26,8 @@ from gangline.provision.environment import (
     Difference,
     Ground,
     compare_environments,
-    foresee_environments,
     place_environments,
+    preview_environments,
     require_equal,
     seeing,
     wrapped,
@@ -109,9 +109,9 @@ def test_every_host_gets_the_environment_of_the_lock_and_keeps_it(
 ) -> None:
     cluster, transports = kennel(tmp_path, "pc1", "pc2")
     cluster, lines = locked(cluster, lock), Lines()
-    foreseen = foresee_environments(cluster, NOBODY, transports)
+    preview = preview_environments(cluster, NOBODY, transports)
     placed = place(cluster, transports, tmp_path, tell=lines)
-    assert placed == foreseen
+    assert placed == preview
     for host in placed.hosts:
         folder = Path(host.python).parents[1]
         assert imported(host) == f"1.0 2.0 {folder}"
@@ -162,7 +162,7 @@ def test_a_changed_environment_is_refused_and_one_that_was_never_finished_is_bui
 ) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
     cluster = locked(cluster, lock)
-    folder = Path(foresee_environments(cluster, NOBODY, transports).head.python).parents[1]
+    folder = Path(preview_environments(cluster, NOBODY, transports).head.python).parents[1]
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").write_text("half")
     python = Path(place(cluster, transports, tmp_path).head.python)
@@ -286,7 +286,7 @@ def test_a_wheel_that_changed_after_it_was_gathered_is_not_installed(
         place(locked(cluster, lock), transports, tmp_path)
     assert "Hash mismatch for `tiny-b==2.0`" in caught.value.seen
     assert caught.value.fix == "put right what uv names, and start again"
-    assert foresee_environments(locked(cluster, lock), NOBODY, transports).head == site.located
+    assert preview_environments(locked(cluster, lock), NOBODY, transports).head == site.located
 
 
 def make_uv(folder: Path, tag: str) -> None:
@@ -411,7 +411,7 @@ def test_a_host_that_lies_about_its_pythons_is_named(tmp_path: Path, lock: Path)
 
     cluster, _ = kennel(tmp_path, "pc1")
     with pytest.raises(GanglineError, match="what pc1 says cannot be understood"):
-        foresee_environments(locked(cluster, lock), NOBODY, {"pc1": Liar(cluster.head)})
+        preview_environments(locked(cluster, lock), NOBODY, {"pc1": Liar(cluster.head)})
 
 
 def found(*version: int) -> FoundPython:

@@ -14,10 +14,10 @@ from gangline.provision.code import (
     Archive,
     Laid,
     Project,
-    foresee_project,
     lay_out,
     place_archive,
     place_project,
+    preview_project,
     verify_project,
 )
 from gangline.provision.trees import Spot
@@ -131,7 +131,7 @@ def test_what_a_program_wrote_beside_its_source_does_not_count(tmp_path: Path, f
 
 def test_a_host_without_the_project_does_not_start(tmp_path: Path, folder: Path) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
-    project = foresee_project(folder)
+    project = preview_project(folder)
     assert list((tmp_path / "pc1").glob("*")) == []
     with pytest.raises(CheckFailed, match="pc1"):
         verify_project(project, cluster, transports)
@@ -155,7 +155,7 @@ def test_a_git_tree_is_recorded_with_its_uncommitted_changes(tmp_path: Path, fol
     assert dirty.tree != clean.tree
     assert f"commit {clean.commit[:12]} and 3 changed files" in lines.said[0]
     (folder / "train.py").write_text("import lib.model")
-    assert foresee_project(folder).diff != dirty.diff
+    assert preview_project(folder).diff != dirty.diff
 
 
 def test_the_record_knows_the_project_again(tmp_path: Path, folder: Path) -> None:

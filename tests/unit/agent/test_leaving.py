@@ -32,8 +32,8 @@ class Ranks:
         return self.progress
 
 
-class Seats:
-    """What processes that stand by were told."""
+class Positions:
+    """What prefork processes were told."""
 
     def __init__(self):
         self.told = []
@@ -51,7 +51,7 @@ class Seats:
 class Lab:
     def __init__(self, monkeypatch, *, pool=True, program="worker"):
         self.now = 0.0
-        self.ranks, self.pool, self.launcher = Ranks(), Seats() if pool else None, []
+        self.ranks, self.pool, self.launcher = Ranks(), Positions() if pool else None, []
         monkeypatch.setattr(part.processes, "send", lambda process, number: self.launcher.append(number))
         request = {"grace_s": GRACE_S, "program": program}
         self.leaving = Leaving(request, self.ranks, pool=self.pool, clock=lambda: self.now)
@@ -145,9 +145,7 @@ def test_where_one_rank_has_left_a_gang_that_is_to_stop_its_process_leaves_too(l
     ("yield", "command", "stop"),
     ("break", "command", "kill"),
 ])  # fmt: skip
-def test_where_nothing_stands_by_nothing_rests_and_a_program_of_the_user_knows_no_signal_of_ours(
-    lab, word, program, meant
-):
+def test_without_a_warm_pool_nothing_rests_and_a_program_of_the_user_knows_no_signal_of_ours(lab, word, program, meant):
     lab = lab(pool=False, program=program)
     lab.leaving.take(word)
     assert lab.leaving.order == meant

@@ -412,7 +412,7 @@ def test_layers_that_ranks_cannot_have_between_them_are_refused(context: Context
 def test_where_the_network_is_too_slow_for_gradients_rounds_are_offered_and_taken_only_when_asked_for(
     context: Context, monkeypatch
 ) -> None:
-    def measured(_self: object, _seat: Placement, _training: object) -> ComputeModel:
+    def measured(_self: object, _placement: Placement, _training: object) -> ComputeModel:
         return ComputeModel(per_token_s=1e-5, source="measured", spread=0.03)
 
     monkeypatch.setattr(forecast.SpeedTable, "of", measured)

@@ -23,7 +23,7 @@ from tests.unit.planner.worlds import model, query, with_memory, world
 TRAINING = Training(method="lora", micro_batch=1, sequence_length=512)
 SHAPE = model("Qwen/Qwen2.5-0.5B")
 CARD = "NVIDIA GeForce RTX 4090"
-SEAT = Placement(host="pc1", gpu=CARD, spec=find_gpu(CARD))
+PLACEMENT = Placement(host="pc1", gpu=CARD, spec=find_gpu(CARD))
 
 
 def measured(home: Path, *, host: str = "pc1", driver: str = "575.57.08", torch: str = "2.13.0+cu128") -> None:
@@ -47,7 +47,7 @@ def now(*, driver: str = "575.57.08", torch: str | None = "2.13.0") -> Inventory
 
 
 def dated(home: Path, seen: Inventory, training: Training = TRAINING) -> list[str]:
-    return SpeedTable(architecture=SHAPE, home=home).dated([SEAT, SEAT], training, seen)
+    return SpeedTable(architecture=SHAPE, home=home).dated([PLACEMENT, PLACEMENT], training, seen)
 
 
 def test_a_measurement_under_what_the_host_has_now_is_nothing_to_talk_about(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_another_driver_or_torch_is_told_once_and_the_measurement_is_used(tmp_pa
         "pc1: speed measured 2026-01-02 with driver 550.54.15, 575.57.08 and torch 2.9.1+cu126, 2.13"
     )
     assert "gangline bench compute" in line
-    compute = SpeedTable(architecture=SHAPE, home=tmp_path).of(SEAT, TRAINING)
+    compute = SpeedTable(architecture=SHAPE, home=tmp_path).of(PLACEMENT, TRAINING)
     assert compute is not None
     assert compute.per_token_s == 1e-3
 
@@ -94,7 +94,7 @@ def test_what_follows_from_a_measurement_is_dated_too(tmp_path: Path) -> None:
 def test_copies_are_added_to_a_measurement_that_had_none(tmp_path: Path) -> None:
     measured(tmp_path)
     speeds = SpeedTable(architecture=SHAPE, home=tmp_path)
-    plain, moved = (speeds.of(SEAT, dataclasses.replace(TRAINING, offloading=each)) for each in (False, True))
+    plain, moved = (speeds.of(PLACEMENT, dataclasses.replace(TRAINING, offloading=each)) for each in (False, True))
     assert plain is not None
     assert moved is not None
     copied = 2 * 24 * 896 * 2 / 15e9

@@ -104,31 +104,31 @@ def test_the_users_program_runs_in_its_folder_and_writes_the_log_of_its_rank():
     assert part.join_timeout_s is None
 
 
-STANDING = Program(rest_s=600.0)
+PREFORK = Program(rest_s=600.0)
 
 
-def standing(program):
+def prefork_part(program):
     far = tuple(replace(host, transport="ssh", address=f"10.0.0.{n}") for n, host in enumerate(CLUSTER.hosts, 10))
     cluster = replace(CLUSTER, hosts=far)
     return DirectBackend(num_cpus=12).render(cluster, GANG, port=29511, program=program).hosts[0]
 
 
-def test_processes_that_stand_by_are_started_in_the_place_of_ranks():
-    plain, part = standing(Program()), standing(STANDING)
+def test_prefork_processes_are_started_in_the_place_of_ranks():
+    plain, part = prefork_part(Program()), prefork_part(PREFORK)
     root = "/srv/pc1/runs/calm-otter-7"
     words = ("train", f"{root}/job.json", f"{root}/attempts/2/gang.json", "/srv/pc1")
     assert plain.argv[-6:] == ("-m", "gangline.worker", *words)
-    control = f"{root}/attempts/2/pc1/stand-by"
-    assert part.argv == (*plain.argv[:-4], "stand-by", control, *words)
-    assert part.stand_by == WarmPool(rest_s=600.0, words=words, world_size=3)
-    assert replace(part, argv=plain.argv, stand_by=None) == plain
+    control = f"{root}/attempts/2/pc1/prefork"
+    assert part.argv == (*plain.argv[:-4], "prefork", control, *words)
+    assert part.warm_pool == WarmPool(rest_s=600.0, words=words, world_size=3)
+    assert replace(part, argv=plain.argv, warm_pool=None) == plain
     assert LaunchRequest.from_json(
         json.loads(json.dumps(LaunchRequest(run_id="a", attempt=1, hosts=(part,)).to_json()))
     ).hosts == (part,)
 
 
 def test_a_launcher_that_is_alone_knows_nothing_of_the_others():
-    part = standing(replace(STANDING, alone=True))
+    part = prefork_part(replace(PREFORK, alone=True))
     begin, end = part.argv.index("torch.distributed.run") + 1, part.argv.index("gangline.worker") - 1
     folder = "/srv/pc1/runs/calm-otter-7/attempts/2/pc1"
     assert part.argv[begin:end] == (
@@ -138,10 +138,10 @@ def test_a_launcher_that_is_alone_knows_nothing_of_the_others():
     assert (part.alone, part.meet) == (True, ("10.0.0.10", 29511))  # there the ranks meet
 
 
-def test_nothing_stands_by_for_a_program_of_the_user_and_launchers_meet_where_nothing_does():
+def test_a_program_of_the_user_has_no_warm_pool_and_launchers_meet_where_nothing_does():
     program = Program(kind="command", argv=("train.py",), rest_s=600.0, alone=True)
-    for part in (standing(program), standing(Program(alone=True))):
-        assert (part.stand_by, part.alone) == (None, False)
+    for part in (prefork_part(program), prefork_part(Program(alone=True))):
+        assert (part.warm_pool, part.alone) == (None, False)
         assert "--master-addr" in part.argv
 
 

@@ -91,7 +91,7 @@ def test_attention_by_flops_lessens_the_error_at_long_samples(name):
 
 
 @pytest.mark.parametrize("name", [name for name in SERIES if name not in {"7B lora", "7B qlora"}])
-def test_three_points_foretell_the_other_three(name):
+def test_three_points_predict_the_other_three(name):
     found = errors(name, (256, 1024, 4096), attention=True)
     assert max(abs(error) for error in found.values()) < 0.065, found
 

@@ -129,7 +129,7 @@ def test_machines_for_two_pipelines_make_two_and_share_the_batch() -> None:
     assert candidate.strategy.replicas == 3
     assert [sum(row) for row in candidate.strategy.rows] == [40] * 3
     assert candidate.fits
-    assert candidate.dealt[0] == candidate.dealt[1] == candidate.dealt[2]
+    assert candidate.work_split[0] == candidate.work_split[1] == candidate.work_split[2]
     auto = decide(dataclasses.replace(job, strategy=StrategyJob()), machines)
     assert auto.best is not None
     assert auto.best.strategy == candidate.strategy
@@ -398,11 +398,11 @@ def test_shares_sum_to_the_batch_whatever_the_machines() -> None:
         batch = dice.choice((6, 12, 20, 24, 32, 48))
         job = query("meta-llama/Llama-3.2-1B", method="lora", batch=batch, sequence_length=512)
         for candidate in decide(job, world(",".join(names))).by_kind:
-            assert sum(candidate.dealt) * candidate.training.micro_batch == batch
+            assert sum(candidate.work_split) * candidate.training.micro_batch == batch
 
 
 def test_a_rank_without_known_speed_leaves_time_open_and_shares_equal() -> None:
-    job = dataclasses.replace(query(), compute=lambda _seat, _training: None)
+    job = dataclasses.replace(query(), compute=lambda _placement, _training: None)
     candidate = option_of(job, world(), PlannedStrategy(kind="ddp", world_size=3), job.training)
     assert candidate.time is None
     assert candidate.shares == (8, 8, 8)
@@ -492,7 +492,7 @@ def _with_floor(placement: Placement, _: Training) -> ComputeModel:
 
 
 def test_where_no_speed_is_known_or_has_a_say_the_batch_is_the_wish() -> None:
-    blind = dataclasses.replace(about(32), compute=lambda _seat, _training: None)
+    blind = dataclasses.replace(about(32), compute=lambda _placement, _training: None)
     assert decide(blind, BIG).query.batch == 32
     placements = [dataclasses.replace(placement, weight=1.0) for placement in BIG.placements]
     choice = decide(about(32), dataclasses.replace(BIG, placements=tuple(placements)))

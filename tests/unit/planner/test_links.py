@@ -32,7 +32,7 @@ def exchange(operation="all_reduce", num_bytes=10_000_000, ranks=4, **more):
 MEASURED = [(4.0e6, 0.048), (16.8e6, 0.191), (33.6e6, 0.380)]
 
 
-def test_two_all_reduces_foretell_the_third():
+def test_two_all_reduces_predict_the_third():
     for left_out in range(3):
         size, seconds = MEASURED[left_out]
         rest = [point for number, point in enumerate(MEASURED) if number != left_out]

@@ -97,7 +97,7 @@ def test_hosts_that_train_apart_are_said_to_give_other_numbers() -> None:
 
 
 @pytest.mark.parametrize(("kind", "size"), [("hsdp", 2), ("fsdp", 4)])
-def test_a_model_in_parts_keeps_its_shares_and_every_rank_knows_what_was_foreseen(kind: str, size: int) -> None:
+def test_a_model_in_parts_keeps_its_shares_and_every_rank_knows_what_was_planned(kind: str, size: int) -> None:
     asked = query(method="lora")
     strategy = PlannedStrategy(kind=kind, world_size=4, shard_size=size, reshard=kind == "hsdp")  # type: ignore[arg-type]
     candidate = option_of(asked, world("pc1=2xa100-80gb,pc2=2xa100-80gb"), strategy, asked.training)
@@ -109,9 +109,9 @@ def test_a_model_in_parts_keeps_its_shares_and_every_rank_knows_what_was_foresee
     gang = plan.gang("calm-otter-7", 1)
     assert (gang.strategy, gang.reshard, gang.moving_shares) == (kind, kind == "hsdp", False)
     needs = [need.memory.allocated_bytes for need in candidate.needs]
-    assert [rank.foreseen_bytes for rank in gang.ranks] == needs
-    assert [rank.foreseen_bytes for rank in gang.on(["pc1"], attempt=2, resume_step=3).ranks] == [None, None]
-    assert [rank.foreseen_bytes for rank in gang.on(gang.hosts, attempt=2, resume_step=3).ranks] == needs
+    assert [rank.planned_bytes for rank in gang.ranks] == needs
+    assert [rank.planned_bytes for rank in gang.on(["pc1"], attempt=2, resume_step=3).ranks] == [None, None]
+    assert [rank.planned_bytes for rank in gang.on(gang.hosts, attempt=2, resume_step=3).ranks] == needs
 
 
 def test_in_a_pipeline_every_rank_does_all_micro_batches_of_some_of_the_layers() -> None:
@@ -124,7 +124,7 @@ def test_in_a_pipeline_every_rank_does_all_micro_batches_of_some_of_the_layers()
     assert {(rank.share, rank.percent) for rank in plan.ranks} == {(24, 100.0)}
     gang = plan.gang("calm-otter-7", 1)
     assert (gang.strategy, gang.stages, gang.moving_shares) == ("pipeline", (13, 10, 9), False)
-    assert [rank.foreseen_bytes for rank in gang.ranks] == [need.memory.allocated_bytes for need in candidate.needs]
+    assert [rank.planned_bytes for rank in gang.ranks] == [need.memory.allocated_bytes for need in candidate.needs]
     lines = "\n".join(explain(plan))
     assert "every rank holds some of the layers (13/10/9); activations travel from one to the next" in lines
     assert "all 24 micro-batches go through every rank; layers: pc1 13+10, pc2 9" in lines
@@ -144,7 +144,7 @@ def test_ranks_that_have_layers_between_them_have_the_share_of_their_host() -> N
         assert first == same
         assert first + second == 24
         gang = plan.gang("calm-otter-7", 1)
-        assert (gang.strategy, gang.crews, gang.moving_shares) == ("tp", (0, 0, 1, 1), True)
+        assert (gang.strategy, gang.replica_groups, gang.moving_shares) == ("tp", (0, 0, 1, 1), True)
         lines = "\n".join(explain(plan))
         assert "the ranks of every host compute each layer together" in lines
         assert f"pc1 {first} ({100 * first / 24:.3g} %), pc2 {second} (" in lines
@@ -159,16 +159,16 @@ def test_of_several_pipelines_each_has_its_share_and_is_named() -> None:
     ways = pipeline((18, 14, 16, 16), replicas=2)
     machines = world("pc1=a100-80gb,pc2=a100-80gb,pc3=rtx4090,pc4=rtx4090")
     candidate = option_of(asked, machines, ways, asked.training)
-    assert sum(candidate.dealt) * asked.training.micro_batch == asked.batch
-    assert candidate.dealt[0] > candidate.dealt[1]
+    assert sum(candidate.work_split) * asked.training.micro_batch == asked.batch
+    assert candidate.work_split[0] > candidate.work_split[1]
     job = dataclasses.replace(JOB, batch=asked.batch, micro_batch=asked.training.micro_batch)
     hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python") for number in (1, 2, 3, 4))
     plan = make_plan(job, Cluster(name="four", hosts=hosts), candidate=candidate)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     gang = plan.gang("calm-otter-7", 1)
-    assert (gang.replicas, gang.crews, gang.moving_shares) == (2, (0, 0, 1, 1), False)
+    assert (gang.replicas, gang.replica_groups, gang.moving_shares) == (2, (0, 0, 1, 1), False)
     assert tuple(rank.share for rank in gang.ranks) == candidate.shares
-    first, second = candidate.dealt
+    first, second = candidate.work_split
     lines = "\n".join(explain(plan))
     assert "(18/14 + 16/16); activations travel from one to the next; gradients travel between the 2 pipelines" in lines
     assert f"micro-batches {first} through pc1 18, pc2 14; {second} through pc3 16, pc4 16 (layers)" in lines

@@ -1,4 +1,4 @@
-"""Shares: every micro-batch is dealt exactly once, in proportion to speed."""
+"""Shares: every micro-batch is split exactly once, in proportion to speed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _slowest(shares: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def _best(seconds: Sequence[float], count: int) -> float:
-    """Every way to deal `count` micro-batches, tried."""
+    """Every way to split `count` micro-batches, tried."""
     ways = (
         (*first, count - sum(first))
         for first in itertools.product(range(count + 1), repeat=len(seconds) - 1)

@@ -133,7 +133,7 @@ def test_hosts_share_a_batch_and_their_ranks_do_the_same() -> None:
     assert candidate.shares == (first, first, second, second)
     assert first > second
     assert (first + second) * candidate.training.micro_batch == candidate.samples == 24
-    assert candidate.dealt == (first, second)
+    assert candidate.work_split == (first, second)
     assert candidate.dividing.shares == (first, second)
 
 

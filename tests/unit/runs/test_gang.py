@@ -30,7 +30,7 @@ def test_what_is_written_is_read(tmp_path):
 PIPELINE = Gang(
     run_id="calm-otter-7",
     attempt=1,
-    ranks=tuple(GangRank(host=f"pc{n}", share=24, foreseen_bytes=n) for n in (1, 2, 3)),
+    ranks=tuple(GangRank(host=f"pc{n}", share=24, planned_bytes=n) for n in (1, 2, 3)),
     strategy="pipeline",
     stages=(13, 10, 17),
 )
@@ -45,12 +45,12 @@ SLICES = Gang(
 
 
 def test_ranks_of_a_host_that_do_the_same_are_dealt_to_as_one():
-    assert SLICES.crews == (0, 0, 1, 1, 2, 2)
-    assert PIPELINE.crews == (0, 0, 0)
-    assert GANG.crews == (0, 1, 2)
+    assert SLICES.replica_groups == (0, 0, 1, 1, 2, 2)
+    assert PIPELINE.replica_groups == (0, 0, 0)
+    assert GANG.replica_groups == (0, 1, 2)
     gang = SLICES.on(["pc1", "pc3"], attempt=2, resume_step=40)
     assert [(rank.host, rank.share) for rank in gang.ranks] == [("pc1", 6), ("pc1", 6), ("pc3", 18), ("pc3", 18)]
-    assert gang.crews == (0, 0, 1, 1)
+    assert gang.replica_groups == (0, 0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_ranks_of_a_host_that_do_the_same_are_dealt_to_as_one():
 def test_the_layers_of_a_host_that_is_lost_go_to_the_others_in_proportion(left, stages):
     gang = PIPELINE.on(left, attempt=2, resume_step=40)
     assert (gang.strategy, gang.stages, gang.hosts) == ("pipeline", stages, left)
-    assert {(rank.share, rank.foreseen_bytes) for rank in gang.ranks} == {(24, None)}
+    assert {(rank.share, rank.planned_bytes) for rank in gang.ranks} == {(24, None)}
 
 
 def test_a_host_that_comes_back_has_its_layers_again():
     assert PIPELINE.on(PIPELINE.hosts, attempt=3, resume_step=40).stages == (13, 10, 17)
-    assert [rank.foreseen_bytes for rank in PIPELINE.on(PIPELINE.hosts, attempt=3, resume_step=40).ranks] == [1, 2, 3]
+    assert [rank.planned_bytes for rank in PIPELINE.on(PIPELINE.hosts, attempt=3, resume_step=40).ranks] == [1, 2, 3]
 
 
 def test_whoever_is_left_has_as_many_layers_as_before_at_least_and_together_all_of_them():
@@ -89,7 +89,7 @@ THREE = pipelines(10, 10, 10, 10, 10, 10, shares=(4,) * 6, replicas=3)
 
 
 def test_of_several_pipelines_each_is_a_crew_of_its_own(tmp_path):
-    assert UNLIKE.crews == (0, 0, 1, 1, 1)
+    assert UNLIKE.replica_groups == (0, 0, 1, 1, 1)
     assert [UNLIKE.row_of(rank) for rank in (0, 1, 2, 4)] == [range(2), range(2), range(2, 5), range(2, 5)]
     again = UNLIKE.on(UNLIKE.hosts, attempt=2, resume_step=40)
     assert again == dataclasses.replace(UNLIKE, attempt=2, resume_step=40)
@@ -120,8 +120,8 @@ def test_nobody_has_more_layers_than_before_if_that_can_be():
         depth, replicas = dice.randint(8, 40), dice.randint(2, 5)
         cuts = [sorted(dice.sample(range(1, depth), dice.randint(1, 5))) for _ in range(replicas)]
         layers = [b - a for cut in cuts for a, b in zip((0, *cut), (*cut, depth), strict=True)]
-        dealt = [dice.randint(row == 0, 9) for row in range(replicas)]
-        shares = [share for share, cut in zip(dealt, cuts, strict=True) for _ in (0, *cut)]
+        work_split = [dice.randint(row == 0, 9) for row in range(replicas)]
+        shares = [share for share, cut in zip(work_split, cuts, strict=True) for _ in (0, *cut)]
         gang = pipelines(*layers, shares=shares, replicas=replicas)
         left = sorted(dice.sample(range(len(layers)), dice.randint(1, len(layers))))
         later = gang.on([f"pc{n + 1}" for n in left], attempt=2, resume_step=None)

@@ -8,7 +8,7 @@ a valid epoch (gangline.agent.supervise.part), once the command it started has e
 time; then every descendant is ended, found by parentage (the host agent is their subreaper) and by the tag in their
 environment, never by name. Secrets go into the environment of the command and are written nowhere.
 
-Where processes stand by for ranks, it may rest once these have ended: it keeps the command and its slots, and takes
+With a warm pool it may rest once these have ended: it keeps the command and its slots, and takes
 over its host's part of the next attempt (gangline.agent.supervise.warm_pool). `host-agent` finds it; nothing is started
 then.
 
@@ -36,7 +36,7 @@ from gangline.agent.supervise.detach import Ready, Revive, detach, log_to, own
 from gangline.agent.supervise.leases import TAG, Leases, forget
 from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.part import HostPart
-from gangline.agent.supervise.warm_pool import PreforkedProcesses, stands_by
+from gangline.agent.supervise.warm_pool import PreforkedProcesses, has_warm_pool
 from gangline.agent.verbs import VerbFailed, answer
 
 # Starting what a host agent owns: one command, in a session of its own, with what a run needs in its environment.
@@ -111,7 +111,7 @@ SUPERVISOR_S = 1.0
 STANDING_S = 1.0
 """How often a host agent that rests looks whether all that it holds still runs."""
 LEAVE_S = 1.0
-"""How long processes that stood by may take to leave by themselves; they have nothing to save."""
+"""How long prefork processes may take to leave by themselves; they have nothing to save."""
 
 
 class HostAgent:
@@ -126,7 +126,7 @@ class HostAgent:
         """Exit codes of our own children: the command, and orphans that came back to us."""
         self._leases = leases
         self._pool: Optional[PreforkedProcesses] = None
-        if stands_by(request):
+        if has_warm_pool(request):
             self._pool = PreforkedProcesses(Path(request["folder"]), num_ranks=len(request["ranks"]))
         self._kills = MemoryKills()
         self.part = HostPart(request, epoch=epoch, pool=self._pool, kills=self._kills, complain=_log)
@@ -189,7 +189,7 @@ class HostAgent:
         return Revive(self.part.request.get("supervisor"), secrets=self._secrets, complain=_log)
 
     def _follow(self) -> None:
-        """Until the command has ended, everything is to be killed, or nothing but what stands by is left."""
+        """Until the command has ended, everything is to be killed, or nothing but prefork processes is left."""
         while not self._has_ended and self.part.leaving.order != "kill" and not self.part.is_spent(self.command):
             self._pause(TICK_S)
             self.part.look(self.command, signal_order=self.signal_order)

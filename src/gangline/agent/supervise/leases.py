@@ -214,13 +214,13 @@ def _is_brother(slot: str, holder: Mapping[str, Any], request: Mapping[str, Any]
         return False
     if holder.get("attempt") == request["attempt"]:
         return True
-    return slot.startswith("gpu-") and bool(holder.get("rests")) and bool(request.get("stand_by"))
+    return slot.startswith("gpu-") and bool(holder.get("rests")) and bool(request.get("warm_pool"))
 
 
 def _claim(request: Mapping[str, Any]) -> Dict[str, Any]:
     me = processes.this_process()
     names = {"run": request["run_id"], "attempt": request["attempt"], "host": request["host"]}
-    folder, rests = request["folder"], bool(request.get("stand_by"))
+    folder, rests = request["folder"], bool(request.get("warm_pool"))
     process = {"pid": me.pid, "start_ticks": me.start_ticks, "since": time.time()}
     return dict(names, folder=folder, tag=folder, rests=rests, **process)
 

@@ -75,7 +75,7 @@ def _records(request: Mapping[str, Any]) -> Iterable[Tuple[int, int, str]]:
     files = Path(request["rank_files"])
     for rank in request.get("ranks", ()):
         record = read_record(files / f"rank-{rank}.pid")
-        # Who has told how a rank ended has waited for it; the pid may be of the process that stands by.
+        # Who has told how a rank ended has waited for it; the pid may be that of the prefork process.
         if record and not (files / f"rank-{rank}.exit.json").exists():
             yield int(record["pid"]), int(record["start_ticks"]), f"rank {rank}"
 

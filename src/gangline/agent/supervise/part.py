@@ -78,11 +78,11 @@ LEAVE_S = 10.0
 BREAK_S = 10.0
 """Ranks whose gang is broken have nothing to wait for: how long they may show no progress before they are killed."""
 RESTING = ("yield", "break")
-"""Orders that end ranks, and not what stands by for the next ones."""
+"""Orders that end ranks, and not the prefork processes."""
 
 
 class Leaving:
-    """What was ordered of a part, and how far that has come. pool: None: nothing of it stands by."""
+    """What was ordered of a part, and how far that has come. pool: None: it has no warm pool."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Leaving:
             self._ranks.terminate(signal.SIGKILL)
 
     def _meant(self, order: Optional[str]) -> Optional[str]:
-        """What an order means here: nothing rests where nothing stands by, and only our ranks know how to break off."""
+        """What an order means here: nothing rests without a warm pool, and only our ranks know how to break off."""
         if order == "yield" and self._pool is None:
             return "stop"
         if order == "break" and self._request.get("program", "worker") == "command":
@@ -206,7 +206,7 @@ RESERVE = "reserve"
 """A file that keeps room on the disk for exit.json; it is removed just before."""
 RESERVE_BYTES = 64 << 10
 SPENT_S = 5.0
-"""Processes that stand by, and do not say within this time how their ranks ended, cannot: the disk is full."""
+"""Prefork processes that do not say within this time how their ranks ended cannot: the disk is full."""
 COPIED_BYTES = 1 << 20
 LEFT_AS_ORDERED = (None, 0, -signal.SIGTERM, 128 + signal.SIGTERM)
 """Exit codes of ranks that only did as they were ordered."""
@@ -232,7 +232,7 @@ class HostPart:
         self.request = request
         self.folder = Path(request["folder"])
         self.console = self.folder / host_files.CONSOLE_LOG
-        self.ranks = Ranks(Path(request["rank_files"]), set(request.get("ranks", ())), stand_by=pool is not None)
+        self.ranks = Ranks(Path(request["rank_files"]), set(request.get("ranks", ())), preforked=pool is not None)
         self.orders = Orders(self.folder, epoch=epoch, complain=complain)
         self.leaving = Leaving(request, self.ranks, pool=pool)
         self.is_unjoined = False
@@ -282,7 +282,7 @@ class HostPart:
         self.ranks.scan(ordered=self.leaving.order is not None, last=True)
 
     def is_spent(self, launcher: processes.Process) -> bool:
-        """Whether its ranks have ended, and the launcher goes on: processes that stand by wait for the next ones.
+        """Whether its ranks have ended, and the launcher goes on: prefork processes wait for the next ones.
 
         A launcher of an earlier attempt may wait even where no process does: for those of other hosts, which it met
         then and which may not be there any more.

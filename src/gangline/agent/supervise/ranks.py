@@ -30,20 +30,20 @@ class Ranks:
 
     folder: where rank-<r>.pid, rank-<r>.error.json, rank-<r>.exit.json and rank-<r>.log appear.
     wanted: global ranks of this host; empty: every one whose files appear.
-    stand_by: they are children of processes that stand by, which say how they ended, and are there before them.
+    preforked: they are children of prefork processes, which say how they ended, and are there before them.
     """
 
-    def __init__(self, folder: Path, wanted: Set[int], *, stand_by: bool = False) -> None:
+    def __init__(self, folder: Path, wanted: Set[int], *, preforked: bool = False) -> None:
         self.folder = folder
         self.wanted = wanted
         self.processes: Dict[int, Process] = {}
         self.ended: Dict[int, Dict[str, Any]] = {}
         """rank -> what is known of its end, in the order in which the ends were seen."""
-        self._stand_by = stand_by
+        self._preforked = preforked
         self._gone: Dict[int, Tuple[float, bool]] = {}
         """When a rank without an exit code was first seen to be gone, and whether an order was out."""
         self._pids: Dict[int, Set[int]] = {}
-        """Every pid that a rank has had, and that of the process that stands by for it."""
+        """Every pid that a rank has had, and that of its prefork process."""
         self._signalled: Set[Tuple[int, int]] = set()
         """pid and signal."""
 
@@ -124,7 +124,7 @@ class Ranks:
 
     def _note_pid(self, rank: int) -> None:
         known = self.processes.get(rank)
-        if known is not None and not self._stand_by:
+        if known is not None and not self._preforked:
             return
         record = read_record(self.folder / f"rank-{rank}.pid")
         if not record or (known is not None and known.pid == int(record["pid"])):
@@ -134,7 +134,7 @@ class Ranks:
         self._gone.pop(rank, None)
         pids = self._pids.setdefault(rank, set())
         pids.add(process.pid)
-        running = find(process.pid) if self._stand_by else None
+        running = find(process.pid) if self._preforked else None
         if running is not None:
             pids.add(running.parent)
 
@@ -151,7 +151,7 @@ class Ranks:
         return True
 
     def _note_exit(self, rank: int, ordered: bool) -> bool:
-        if not self._stand_by or self.ended.get(rank, {}).get("exit") is not None:
+        if not self._preforked or self.ended.get(rank, {}).get("exit") is not None:
             return False
         record = read_record(self.folder / f"rank-{rank}.exit.json")
         if not record:
@@ -166,10 +166,10 @@ class Ranks:
         if rank in self.ended or is_alive(process.pid, process.start_ticks):
             return False
         since, ordered = self._gone.setdefault(rank, (time.monotonic(), ordered))
-        if self._stand_by and not last and time.monotonic() - since < EXIT_S:
+        if self._preforked and not last and time.monotonic() - since < EXIT_S:
             return False
         self._entry(rank, ordered)
-        return self._stand_by
+        return self._preforked
 
     def _is_gone(self, rank: int) -> bool:
         entry, process = self.ended.get(rank), self.processes.get(rank)

@@ -21,17 +21,17 @@ from gangline.agent.host_files import AGENT_RECORD, HANDED, NEXT, RESTING, read_
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.leases import TAG, forget
 
-# The processes that stand by on a host, and what their host agent tells them, by files.
+# The prefork processes of a host, and what their host agent tells them, by files.
 
 
-FOLDER = "stand-by"
+FOLDER = "prefork"
 LOCAL_RANK = b"LOCAL_RANK="
 """A variable that torchrun gives to each process that it starts as a rank."""
 
 
-def stands_by(request: Mapping[str, Any]) -> bool:
-    """Whether processes stand by for the ranks of this part."""
-    return bool(request.get("stand_by") and request.get("ranks"))
+def has_warm_pool(request: Mapping[str, Any]) -> bool:
+    """Whether the ranks of this part have prefork processes."""
+    return bool(request.get("warm_pool") and request.get("ranks"))
 
 
 class PreforkedProcesses:
@@ -52,15 +52,15 @@ class PreforkedProcesses:
 
     def give(self, request: Mapping[str, Any]) -> None:
         """Say who they are in the next attempt, which begins by that; raises OSError."""
-        seat = {
-            "words": list(request["stand_by"]["words"]),
+        position = {
+            "words": list(request["warm_pool"]["words"]),
             "ranks": list(request["ranks"]),
-            "world_size": request["stand_by"]["world_size"],
+            "world_size": request["warm_pool"]["world_size"],
             "meet": list(request["meet"]),
             "files": request["rank_files"],
         }
         self._num_given += 1
-        write_record(self._folder / f"seat-{self._num_given}.json", seat)
+        write_record(self._folder / f"position-{self._num_given}.json", position)
         # Not before: one whose rank has left well, and that finds neither, would leave.
         self.release()
 
@@ -105,7 +105,7 @@ FITTING = ("host", "run_id", "slots", "leases", "env", "program", "devices", "cw
 
 def may_rest(request: Mapping[str, Any]) -> float:
     """For how many seconds the host agent of a part may rest; 0: not at all."""
-    return float(request["stand_by"]["rest_s"]) if stands_by(request) else 0.0
+    return float(request["warm_pool"]["rest_s"]) if has_warm_pool(request) else 0.0
 
 
 def begin(request: Mapping[str, Any], *, tag: str, holds: Iterable[processes.Process]) -> None:
@@ -243,5 +243,5 @@ def _fingerprint(request: Mapping[str, Any]) -> str:
     argv = list(request["argv"])
     launcher = argv[: argv.index("-m")] if "-m" in argv else argv[:1]
     kept = {name: request.get(name) for name in FITTING}
-    whole = dict(kept, num_ranks=len(request.get("ranks", ())), launcher=launcher, stand_by=stands_by(request))
+    whole = dict(kept, num_ranks=len(request.get("ranks", ())), launcher=launcher, warm_pool=has_warm_pool(request))
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()

@@ -92,7 +92,7 @@ class _Round:
     steps: range
     """0-based steps of the run."""
     micro_batches: tuple[MicroBatch, ...]
-    dealt: list[list[InnerBatch]]
+    work_split: list[list[InnerBatch]]
     """Inner steps of every host."""
 
     @property
@@ -136,7 +136,7 @@ class Rounds:
         started = time.perf_counter()
         this = self._next()
         host = self._session.world.gang.hosts.index(self._session.world.host)
-        tally = self._inner.run(this.micro_batches, this.dealt[host])
+        tally = self._inner.run(this.micro_batches, this.work_split[host])
         ready = time.perf_counter()
         self._out.enter("exchange", step=this.steps[-1] + 1)
         limit_s = self._limit_s(this, ready - started)
@@ -168,7 +168,7 @@ class Rounds:
         self._replicas.verify_replicas(step=self._progress.step)
 
     def _limit_s(self, this: _Round, own_s: float) -> float:
-        """How long to wait for other hosts, which are dealt to end together: a few rounds, or what any step may take.
+        """How long to wait for other hosts: a few rounds, or what any step may take. All end at about the same time.
 
         In a first round whose shares somebody wrote down, the most that a host has to do stands for the round.
         """
@@ -176,7 +176,7 @@ class Rounds:
         if self._round_s is not None:
             expected_s = max(own_s, self._round_s)
         else:
-            counts = [sum(len(batch.numbers) for batch in batches) for batches in this.dealt]
+            counts = [sum(len(batch.numbers) for batch in batches) for batches in this.work_split]
             own = counts[world.gang.hosts.index(world.host)]
             expected_s = own_s * (1 if self._balancer.moving else max(counts) / own) if own else math.inf
         return max(world.gang.collective_timeout_s, LATE * expected_s)
@@ -193,7 +193,9 @@ class Rounds:
             for step in steps
             for index, samples in enumerate(session.order.micro_batches(step))
         )
-        return _Round(steps=steps, micro_batches=micro_batches, dealt=self._balancer.deal(len(micro_batches)))
+        return _Round(
+            steps=steps, micro_batches=micro_batches, work_split=self._balancer.split_work(len(micro_batches))
+        )
 
     def _by_host(self, told: Sequence[Contribution]) -> list[float]:
         gang = self._session.world.gang
@@ -206,12 +208,12 @@ class Rounds:
         """Count and name the inner steps that were skipped, and the hosts whose change was left out."""
         hosts = self._session.world.gang.hosts
         if any(each.skipped for each in told):
-            flags = [0.0] * max(len(batches) for batches in this.dealt)
+            flags = [0.0] * max(len(batches) for batches in this.work_split)
             for number in tally.skipped:
                 flags[number] = 1.0
             rows = self._strategy.meet(flags, limit_s=self._session.world.gang.collective_timeout_s)
             leaders = self._strategy.outer.hosts.leaders
-            for host, batches, leader in zip(hosts, this.dealt, leaders, strict=True):
+            for host, batches, leader in zip(hosts, this.work_split, leaders, strict=True):
                 for number, batch in enumerate(batches):
                     if rows[leader][number]:
                         self._note_inner_step(this, host, batch)
@@ -243,7 +245,7 @@ class Rounds:
             )
 
     def _learn(self, told: Sequence[Contribution], *, cause: str) -> None:
-        """Deal the next round by these times. All ranks do the same arithmetic on the same numbers."""
+        """Split the next round by these times. All ranks do the same arithmetic on the same numbers."""
         before = self._balancer.shares
         shares = self._balancer.learn([each.busy_s for each in told], [each.tokens for each in told])
         if shares is None and cause == "speeds":

@@ -28,7 +28,7 @@ class InnerBatch:
 
 
 class RoundBalancer:
-    """The deal of one attempt. A rank that begins with no share gets none."""
+    """The split of one attempt. A rank that begins with no share gets none."""
 
     def __init__(self, gang: Gang, *, per_step: int) -> None:
         """per_step: micro-batches of a full step of the run."""
@@ -52,22 +52,22 @@ class RoundBalancer:
                 by_rank[rank] = share
         return tuple(by_rank)
 
-    def deal(self, num_micro_batches: int) -> list[list[InnerBatch]]:
+    def split_work(self, num_micro_batches: int) -> list[list[InnerBatch]]:
         """The inner steps of a round, by host."""
-        dealt: list[list[InnerBatch]] = [[] for _ in self._ranks]
+        work_split: list[list[InnerBatch]] = [[] for _ in self._ranks]
         for host, numbers in zip(self._hosts_at_work(), self._turns(num_micro_batches), strict=True):
             sizes = _even(len(numbers), self._inner_size(host), least=len(self._working[host]))
             starts = [sum(sizes[:index]) for index in range(len(sizes))]
-            dealt[host] = [
+            work_split[host] = [
                 self._inner_batch(host, numbers[start : start + size], least=int(start == 0))
                 for start, size in zip(starts, sizes, strict=True)
             ]
-        return dealt
+        return work_split
 
     def learn(self, busy_s: Sequence[float], tokens: Sequence[float]) -> tuple[int, ...] | None:
-        """Deal the next round by what ranks took for this one; the new shares if they are others. Both by rank.
+        """Split the next round by what ranks took for this one; the new shares if they are others. Both by rank.
 
-        One round is enough to go by: it is as long as many steps, and dealing anew costs nothing. A rank that had
+        One round is enough to go by: it is as long as many steps, and a new split costs nothing. A rank that had
         nothing to do is taken to be as fast as it was.
         """
         if not self.moving:

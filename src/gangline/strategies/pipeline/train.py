@@ -188,7 +188,7 @@ _ODD, _SEEDS = 0x9E3779B97F4A7C15, 1 << 63
 
 @dataclass(slots=True)
 class _Waiting:
-    """A micro-batch that has been dealt, and what is kept of it between forward and backward."""
+    """A micro-batch of this rank, and what is kept of it between forward and backward."""
 
     batch: Batch
     scale: float

@@ -1,4 +1,4 @@
-"""What a rank does in test_foreseen."""
+"""What a rank does in test_memory_watch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gangline.worker.run_io import RunIO
 from tests.train.small import Captured, make_world
 
 
-def told(*, foreseen, memory, steps: int):
+def told(*, planned, memory, steps: int):
     """The events of an attempt whose ranks always need this memory."""
-    world = make_world([1] * len(foreseen), rank=0)
-    ranks = tuple(replace(rank, foreseen_bytes=each) for rank, each in zip(world.gang.ranks, foreseen, strict=True))
+    world = make_world([1] * len(planned), rank=0)
+    ranks = tuple(replace(rank, planned_bytes=each) for rank, each in zip(world.gang.ranks, planned, strict=True))
     world = replace(world, gang=replace(world.gang, ranks=ranks))
     captured = Captured([], [], [], [])
     watch = MemoryWatch(world, RunIO(recorder=captured, saver=None, stop=StopFlag()))

@@ -15,28 +15,28 @@ TRIO = (1.0, 0.55, 0.45)
 
 
 class Machines:
-    """Ranks of given speeds under one dealer. A micro-batch of 100 tokens takes a rank of speed 1 one second."""
+    """Ranks of given speeds under one balancer. A micro-batch of 100 tokens takes a rank of speed 1 one second."""
 
     def __init__(self, speeds, *, shares, seed=0, noise=0.0, together=0.0, measured=True):
         self.speeds = list(speeds)
-        self.dealer = LoadBalancer(shares, moving=True)
+        self.balancer = LoadBalancer(shares, moving=True)
         self.dice = random.Random(seed)
         self.noise, self.together = noise, together
         self.moves = []
         self.step = 0
         if measured:
-            self.dealer.begin([1 / speed for speed in speeds])
+            self.balancer.begin([1 / speed for speed in speeds])
 
     def run(self, num_steps, *, work=None, floor=0.0, stalls=None):
         """Steps; `work` gives the tokens of every micro-batch of one, `stalls` seconds more by (step, rank)."""
         for _ in range(num_steps):
-            tokens = work() if work else [100] * sum(self.dealer.shares)
+            tokens = work() if work else [100] * sum(self.balancer.shares)
             times, weather = [], max(0.2, self.dice.gauss(1.0, self.together))
-            for rank, mine in enumerate(self.dealer.deal(len(tokens))):
+            for rank, mine in enumerate(self.balancer.split_work(len(tokens))):
                 seconds = sum(tokens[index] / 100 + floor for index in mine) / self.speeds[rank]
                 seconds *= weather * max(0.2, self.dice.gauss(1.0, self.noise))
                 times.append(SimpleNamespace(data_s=0.0, compute_s=seconds + (stalls or {}).get((self.step, rank), 0)))
-            moved = self.dealer.learn(times, tokens)
+            moved = self.balancer.learn(times, tokens)
             if moved is not None:
                 self.moves.append((self.step, moved))
             self.step += 1
@@ -45,21 +45,21 @@ class Machines:
     @property
     def efficiency(self):
         """Of the sum of speeds, with the present shares."""
-        ends = [share / speed for share, speed in zip(self.dealer.shares, self.speeds, strict=True)]
-        return sum(self.dealer.shares) / max(ends) / sum(self.speeds)
+        ends = [share / speed for share, speed in zip(self.balancer.shares, self.speeds, strict=True)]
+        return sum(self.balancer.shares) / max(ends) / sum(self.speeds)
 
 
 def test_shares_follow_what_was_measured_at_the_start():
     machines = Machines(TRIO, shares=(14, 13, 13))
-    assert machines.dealer.shares == (20, 11, 9)
+    assert machines.balancer.shares == (20, 11, 9)
     assert machines.efficiency == pytest.approx(1.0)
 
 
 def test_the_planned_shares_stay_where_the_measurement_promises_little():
-    dealer = LoadBalancer((200, 110, 90), moving=True)
-    moved = dealer.begin([1.0, 1.02 / 0.55, 0.98 / 0.45])
-    assert moved.before == moved.after == dealer.shares == (200, 110, 90)
-    assert dealer.begin([1.0, 1.04 / 0.55, 0.96 / 0.45]).after != (200, 110, 90)
+    balancer = LoadBalancer((200, 110, 90), moving=True)
+    moved = balancer.begin([1.0, 1.02 / 0.55, 0.98 / 0.45])
+    assert moved.before == moved.after == balancer.shares == (200, 110, 90)
+    assert balancer.begin([1.0, 1.04 / 0.55, 0.96 / 0.45]).after != (200, 110, 90)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -69,12 +69,12 @@ def test_a_machine_that_becomes_twice_as_slow_is_dealt_less_within_4_steps_and_g
     assert machines.moves == []
     machines.speeds[rank] /= 2
     machines.run(4)
-    assert machines.dealer.shares[rank] < (20, 11, 9)[rank]
+    assert machines.balancer.shares[rank] < (20, 11, 9)[rank]
     assert machines.efficiency >= 0.95
     machines.run(96)
     machines.speeds[rank] *= 2
     machines.run(4)
-    assert machines.dealer.shares == (20, 11, 9)
+    assert machines.balancer.shares == (20, 11, 9)
     assert [step for step, _ in machines.moves] == [53, 153]
 
 
@@ -99,7 +99,7 @@ def test_what_makes_all_machines_slow_at_once_hides_no_drift_of_one():
     machines.speeds[2] /= 1.08
     machines.run(20)
     assert len(machines.moves) == 1
-    assert machines.dealer.shares[2] < 97
+    assert machines.balancer.shares[2] < 97
 
 
 def test_a_small_lasting_drift_moves_nothing_where_no_whole_micro_batch_gains_by_it():
@@ -127,8 +127,8 @@ def test_slow_first_steps_move_nothing():
 
 def test_a_wrong_measurement_at_the_start_is_put_right_within_5_steps():
     machines = Machines(TRIO, shares=(14, 13, 13), measured=False)
-    machines.dealer.begin([30.0, 1 / 0.55, 1 / 0.45])
-    assert machines.dealer.shares[0] <= 2
+    machines.balancer.begin([30.0, 1 / 0.55, 1 / 0.45])
+    assert machines.balancer.shares[0] <= 2
     machines.run(5)
     assert machines.efficiency >= 0.95
 
@@ -147,20 +147,20 @@ def test_machines_are_judged_rightly_by_rows_of_unlike_lengths_even_where_short_
 def test_two_machines_that_differ_only_in_their_floor_are_dealt_by_what_rows_cost_them():
     """The first takes as long as 4 mean rows for every micro-batch; per token alone it would be misjudged."""
     dice = random.Random(1)
-    dealer = LoadBalancer((10, 2), moving=True)
+    balancer = LoadBalancer((10, 2), moving=True)
     for _ in range(60):
         tokens = [dice.choice((10, 190)) for _ in range(12)]
-        first, second = (sum(tokens[index] for index in mine) / 100 for mine in dealer.deal(12))
-        counts = dealer.counts(12)
+        first, second = (sum(tokens[index] for index in mine) / 100 for mine in balancer.split_work(12))
+        counts = balancer.counts(12)
         times = [first + 4 * counts[0], 5 * second]
-        dealer.learn([SimpleNamespace(data_s=0.0, compute_s=each) for each in times], tokens)
-    assert dealer.shares == (6, 6)
+        balancer.learn([SimpleNamespace(data_s=0.0, compute_s=each) for each in times], tokens)
+    assert balancer.shares == (6, 6)
 
 
 def test_the_short_last_step_of_an_epoch_is_dealt_by_speed_and_says_nothing_where_somebody_has_no_work():
     machines = Machines(TRIO, shares=(20, 11, 9))
-    assert machines.dealer.counts(10) == (5, 3, 2)
-    assert sum(machines.dealer.counts(1)) == 1
+    assert machines.balancer.counts(10) == (5, 3, 2)
+    assert sum(machines.balancer.counts(1)) == 1
     for _ in range(30):
         machines.run(1).run(1, work=lambda: [100, 40])
     assert machines.moves == []
@@ -176,46 +176,48 @@ def test_without_measured_speeds_a_short_step_is_cut_by_the_planned_shares():
 
 def test_a_rank_without_a_share_never_gets_one():
     machines = Machines((1.0, 1.0, 1.0), shares=(10, 2, 0))
-    assert machines.dealer.shares == (6, 6, 0)
+    assert machines.balancer.shares == (6, 6, 0)
     machines.speeds[0] /= 3
     machines.run(30)
-    assert machines.dealer.shares == (3, 9, 0)
-    assert machines.dealer.counts(1) == (0, 1, 0)
+    assert machines.balancer.shares == (3, 9, 0)
+    assert machines.balancer.counts(1) == (0, 1, 0)
     assert machines.moves[0][1].micro_batch_s[2] is None
 
 
 def test_a_rank_with_work_keeps_some_and_is_noticed_when_it_becomes_faster():
     machines = Machines((1.0, 0.01), shares=(10, 10))
-    assert machines.dealer.shares == (19, 1)
+    assert machines.balancer.shares == (19, 1)
     machines.speeds[1] = 1.0
     machines.run(5)
-    assert machines.dealer.shares == (10, 10)
+    assert machines.balancer.shares == (10, 10)
 
 
 def test_shares_that_were_given_stay():
-    dealer = LoadBalancer((10, 10), moving=False)
+    balancer = LoadBalancer((10, 10), moving=False)
     for _ in range(40):
-        assert dealer.learn([SimpleNamespace(data_s=0.0, compute_s=each) for each in (1.0, 9.0)], [1] * 20) is None
-    assert dealer.shares == (10, 10)
+        assert balancer.learn([SimpleNamespace(data_s=0.0, compute_s=each) for each in (1.0, 9.0)], [1] * 20) is None
+    assert balancer.shares == (10, 10)
     assert not LoadBalancer((10,), moving=True).moving
     assert not LoadBalancer((10, 0), moving=True).moving
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_times_that_are_none_move_nothing_and_break_nothing(bad):
-    dealer = LoadBalancer((20, 11, 9), moving=True)
-    assert dealer.begin([bad, 1.0, 1.0]).after == (20, 11, 9)
+    balancer = LoadBalancer((20, 11, 9), moving=True)
+    assert balancer.begin([bad, 1.0, 1.0]).after == (20, 11, 9)
     for _ in range(20):
-        assert dealer.learn([SimpleNamespace(data_s=0.0, compute_s=each) for each in (20, bad, 1)], [100] * 40) is None
-    assert dealer.counts(10) == (5, 3, 2)
+        assert (
+            balancer.learn([SimpleNamespace(data_s=0.0, compute_s=each) for each in (20, bad, 1)], [100] * 40) is None
+        )
+    assert balancer.counts(10) == (5, 3, 2)
 
 
 def test_the_time_of_reading_data_counts():
-    dealer = LoadBalancer((10, 10), moving=True)
-    dealer.begin([1.0, 1.0])
+    balancer = LoadBalancer((10, 10), moving=True)
+    balancer.begin([1.0, 1.0])
     for _ in range(5):
-        dealer.learn([SimpleNamespace(data_s=each, compute_s=10.0) for each in (0.0, 10.0)], [100] * 20)
-    assert dealer.shares == (14, 6)
+        balancer.learn([SimpleNamespace(data_s=each, compute_s=10.0) for each in (0.0, 10.0)], [100] * 20)
+    assert balancer.shares == (14, 6)
 
 
 def test_a_machine_that_changes_its_mind_all_the_time_moves_shares_now_and_then_only():
@@ -254,9 +256,9 @@ def test_the_cost_of_keeping_the_books_is_small():
 
 
 def test_a_move_is_told_in_words():
-    dealer = LoadBalancer((20, 11, 9), moving=True)
+    balancer = LoadBalancer((20, 11, 9), moving=True)
     hosts = ("pc1", "pc2", "pc3")
-    start = dealer.begin([1.0, 1 / 0.55, 1 / 0.45])
+    start = balancer.begin([1.0, 1 / 0.55, 1 / 0.45])
     assert start.words(hosts) == "pc1 20 micro-batches, pc2 11, pc3 9, as before"
     machines = Machines(TRIO, shares=(20, 11, 9))
     machines.speeds[0] /= 2
@@ -279,11 +281,11 @@ def test_ranks_of_a_host_are_told_together_and_many_hosts_in_short():
 
 
 def test_ranks_of_a_crew_get_the_same_micro_batches_and_move_together():
-    dealer = LoadBalancer((20, 20, 20, 20), moving=True, crews=(0, 0, 1, 1))
-    assert dealer.deal(40) == [range(20), range(20), range(20, 40), range(20, 40)]
-    moved = dealer.begin([1.0, 1.0, 3.0, 3.0])
-    assert moved.after == dealer.shares == (30, 30, 10, 10)
+    balancer = LoadBalancer((20, 20, 20, 20), moving=True, replica_groups=(0, 0, 1, 1))
+    assert balancer.split_work(40) == [range(20), range(20), range(20, 40), range(20, 40)]
+    moved = balancer.begin([1.0, 1.0, 3.0, 3.0])
+    assert moved.after == balancer.shares == (30, 30, 10, 10)
     assert moved.micro_batch_s == (1.0, 1.0, 3.0, 3.0)
     assert moved.words(["pc1", "pc1", "pc2", "pc2"]).startswith("pc1 20 -> 30 micro-batches, pc2 20 -> 10")
-    assert dealer.deal(4) == [range(3), range(3), range(3, 4), range(3, 4)]
-    assert LoadBalancer((12, 12), moving=True, crews=(0, 0)).deal(5) == [range(5), range(5)]
+    assert balancer.split_work(4) == [range(3), range(3), range(3, 4), range(3, 4)]
+    assert LoadBalancer((12, 12), moving=True, replica_groups=(0, 0)).split_work(5) == [range(5), range(5)]

@@ -23,15 +23,15 @@ def run(zygote, tmp_path):
 
 
 @pytest.fixture
-def stand_by(run):
-    """stand_by() starts the process for attempt 1, as torchrun would."""
+def warm_pool(run):
+    """warm_pool() starts the process for attempt 1, as torchrun would."""
     started = []
 
-    def _stand_by():
-        control = run.layout.attempt(1) / "stand-by"
+    def _warm_pool():
+        control = run.layout.attempt(1) / "prefork"
         control.mkdir()
         words = ["train", run.layout.job, run.layout.gang(1), run.folder]
-        argv = [sys.executable, "-m", "gangline.worker", "stand-by", control, *words]
+        argv = [sys.executable, "-m", "gangline.worker", "prefork", control, *words]
         # more threads than one are what numpy would start when it is imported
         environment = {
             **os.environ,
@@ -44,7 +44,7 @@ def stand_by(run):
         started.append(subprocess.Popen(list(map(str, argv)), env=environment))
         return started[0], control
 
-    yield _stand_by
+    yield _warm_pool
     for process in started:
         process.kill()
         process.wait()
@@ -57,22 +57,22 @@ def told(run, attempt, name):
     return json.loads(path.read_text())
 
 
-def give_seat(run, control, attempt):
+def give_position(run, control, attempt):
     """As the host agent does for the next attempt."""
-    seat = {"words": ["train", str(run.layout.job), str(run.layout.gang(attempt)), str(run.folder)]}
-    seat |= {
+    position = {"words": ["train", str(run.layout.job), str(run.layout.gang(attempt)), str(run.folder)]}
+    position |= {
         "ranks": [0],
         "world_size": 1,
         "meet": ["127.0.0.1", free_port()],
         "files": str(run.layout.attempt(attempt)),
     }
-    write_json(control / f"seat-{attempt}.json", seat)
+    write_json(control / f"position-{attempt}.json", position)
 
 
-def test_attempts_of_one_process_and_only_the_first_imports(run, stand_by):
+def test_attempts_of_one_process_and_only_the_first_imports(run, warm_pool):
     run.write_gang(1, ["pc1"], [10])
     started_s = time.monotonic()
-    process, control = stand_by()
+    process, control = warm_pool()
     assert told(run, 1, "pid")["pid"] == process.pid, "it is there before it has imported anything"
     wait_until(lambda: run.steps(1), "a first step is done", timeout_s=START_S)
     first_s = time.monotonic() - started_s
@@ -83,15 +83,15 @@ def test_attempts_of_one_process_and_only_the_first_imports(run, stand_by):
     assert rank != process.pid
 
     run.write_gang(2, ["pc1", "pc2"], [5, 5])
-    seated_s = time.monotonic()
-    give_seat(run, control, 2)
+    began_s = time.monotonic()
+    give_position(run, control, 2)
     assert told(run, 2, "exit.json")["code"] == 5, "a rank that cannot be told what to do ends as it would alone"
     assert "another number of processes" in run.error(2, 0)["what"]
 
     run.write_gang(3, ["pc1"], [10])
-    give_seat(run, control, 3)
+    give_position(run, control, 3)
     wait_until(lambda: run.steps(3), "a first step is done again", timeout_s=START_S)
-    assert time.monotonic() - seated_s < first_s / 2
+    assert time.monotonic() - began_s < first_s / 2
     assert process.wait(START_S) == 0
     end = told(run, 3, "exit.json")
     assert (end["code"], end["pid"] in {rank, process.pid}) == (0, False)

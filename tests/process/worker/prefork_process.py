@@ -1,8 +1,8 @@
-"""A process that stands by, with ranks that need no torch: started in tests/process/worker/test_stand_by.py.
+"""A prefork process, with ranks that need no torch: started in tests/process/worker/test_prefork.py.
 
-    python -m tests.process.worker.standing CONTROL FILES MODE
+    python -m tests.process.worker.prefork_process CONTROL FILES MODE
 
-The words of a seat are FILES and what the rank does: `end:<code>`, `stay` until a signal ends it, or `hear`: end with 5
+The words of a position are FILES and what the rank does: `end:<code>`, `stay` until a signal ends it, or `hear`: end with 5
 once SIGUSR2 has come.
 """
 
@@ -35,10 +35,10 @@ def rank(words):
 def main():
     hold()
     control, files, mode = sys.argv[1:]
-    seat = read_position(Path(control), 1) or RankPosition(
+    position = read_position(Path(control), 1) or RankPosition(
         number=1, words=(files, mode), rank=int(os.environ["RANK"]), files=Path(files)
     )
-    sys.exit(PreforkServer(Path(control), run=rank).serve(seat))
+    sys.exit(PreforkServer(Path(control), run=rank).serve(position))
 
 
 if __name__ == "__main__":

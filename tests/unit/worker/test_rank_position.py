@@ -21,12 +21,12 @@ def second_of_its_host(monkeypatch):
     monkeypatch.setenv("RANK", "1")
 
 
-def test_a_seat_says_which_rank_this_process_is_and_where_all_meet(tmp_path, second_of_its_host):
-    write_json(tmp_path / "seat-2.json", TOLD)
-    seat = read_position(tmp_path, 2)
-    assert (seat.number, seat.rank, str(seat.files)) == (2, 4, "attempts/2")
-    assert seat.words == ("train", "job.json", "gang.json", "root")
-    assert seat.environment == {
+def test_a_position_says_which_rank_this_process_is_and_where_all_meet(tmp_path, second_of_its_host):
+    write_json(tmp_path / "position-2.json", TOLD)
+    position = read_position(tmp_path, 2)
+    assert (position.number, position.rank, str(position.files)) == (2, 4, "attempts/2")
+    assert position.words == ("train", "job.json", "gang.json", "root")
+    assert position.environment == {
         "RANK": "4",
         "WORLD_SIZE": "6",
         "LOCAL_RANK": "1",
@@ -37,7 +37,7 @@ def test_a_seat_says_which_rank_this_process_is_and_where_all_meet(tmp_path, sec
     }
 
 
-def test_there_is_no_seat_before_the_host_agent_gives_one(tmp_path):
+def test_there_is_no_position_before_the_host_agent_gives_one(tmp_path):
     assert read_position(tmp_path, 2) is None
 
 
@@ -45,8 +45,8 @@ def test_torchrun_tells_the_first_where_the_host_agent_does_not(tmp_path, second
     gang = tmp_path / "gang.json"
     Gang(run_id="calm-otter-7", attempt=1, ranks=(GangRank(host="pc1", share=1),) * 2).save(gang)
     words = ("train", "job.json", str(gang), str(tmp_path))
-    seat = first_position(tmp_path, words)
-    assert (seat.number, seat.rank, seat.words, seat.environment) == (1, 1, words, {})
-    assert seat.files == tmp_path / "runs" / "calm-otter-7" / "attempts" / "1"
-    write_json(tmp_path / "seat-1.json", TOLD)
+    position = first_position(tmp_path, words)
+    assert (position.number, position.rank, position.words, position.environment) == (1, 1, words, {})
+    assert position.files == tmp_path / "runs" / "calm-otter-7" / "attempts" / "1"
+    write_json(tmp_path / "position-1.json", TOLD)
     assert first_position(tmp_path, words).rank == 4

@@ -18,11 +18,11 @@ ENDED_S = 20
 
 
 class Process:
-    """One that stands by, with what a host agent would do for it."""
+    """A prefork process, with what a host agent would do for it."""
 
     def __init__(self, folder):
         self.folder = folder
-        self.control = folder / "stand-by"
+        self.control = folder / "prefork"
         self.control.mkdir()
         self._popen = None
 
@@ -36,18 +36,25 @@ class Process:
         return self
 
     def argv(self, mode):
-        return [sys.executable, "-m", "tests.process.worker.standing", str(self.control), str(self.files(1)), mode]
+        return [
+            sys.executable,
+            "-m",
+            "tests.process.worker.prefork_process",
+            str(self.control),
+            str(self.files(1)),
+            mode,
+        ]
 
-    def seat(self, number, mode, *, ranks=(0,)):
+    def position(self, number, mode, *, ranks=(0,)):
         files = self.files(number)
-        seat = {
+        position = {
             "words": [str(files), mode],
             "ranks": list(ranks),
             "world_size": 3,
             "meet": ["10.0.0.1", 29500 + number],
             "files": str(files),
         }
-        write_json(self.control / f"seat-{number}.json", seat)
+        write_json(self.control / f"position-{number}.json", position)
 
     def here(self, attempt, *, rank=0):
         """What a rank says of itself, once it runs."""
@@ -92,7 +99,7 @@ def test_ranks_of_two_attempts_are_children_of_one_process(process):
     process.start("end:3", rank=1)
     first, ended = process.here(1, rank=1), process.ended(1, rank=1)
     assert (ended["pid"], ended["code"]) == (first["pid"], 3)
-    process.seat(2, "end:0", ranks=[2])
+    process.position(2, "end:0", ranks=[2])
     second = process.here(2, rank=2)
     ended = process.ended(2, rank=2)
     assert (ended["pid"], ended["code"]) == (second["pid"], 0)
@@ -102,8 +109,8 @@ def test_ranks_of_two_attempts_are_children_of_one_process(process):
     assert process.wait() == 0
 
 
-def test_the_first_seat_may_be_told_by_the_host_agent_too(process):
-    process.seat(1, "end:0", ranks=[4])
+def test_the_first_position_may_be_told_by_the_host_agent_too(process):
+    process.position(1, "end:0", ranks=[4])
     process.start("end:9")
     assert process.here(1, rank=4)["MASTER_PORT"] == "29501"
     assert process.ended(1, rank=4)["code"] == 0
@@ -113,15 +120,15 @@ def test_a_rank_that_ends_well_ends_it_unless_it_is_held(process):
     process.tell("hold")
     process.start("end:0")
     process.ended(1)
-    process.seat(2, "end:0")
+    process.position(2, "end:0")
     process.ended(2)
     assert process.runs
     process.tell("leave")
     assert process.wait() == 0
 
 
-def test_a_seat_that_is_given_before_the_hold_is_let_go_is_not_missed(process):
-    process.seat(2, "end:4")
+def test_a_position_that_is_given_before_the_hold_is_let_go_is_not_missed(process):
+    process.position(2, "end:4")
     process.start("end:0")
     assert process.ended(2)["code"] == 4
 
@@ -162,7 +169,7 @@ def test_an_order_to_break_that_reaches_it_is_passed_on_and_does_not_end_it(proc
     process.here(1)
     os.kill(process.pid, signal.SIGUSR2)
     assert process.ended(1)["code"] == 5
-    process.seat(2, "end:0")
+    process.position(2, "end:0")
     assert process.ended(2)["code"] == 0
 
 
@@ -195,5 +202,5 @@ def test_where_the_end_cannot_be_written_it_goes_on(process):
     child = process.here(1)["pid"]
     (process.folder / "1").rename(process.folder / "gone")
     os.kill(child, signal.SIGKILL)
-    process.seat(2, "end:0")
+    process.position(2, "end:0")
     assert process.ended(2)["code"] == 0

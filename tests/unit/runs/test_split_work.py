@@ -1,4 +1,4 @@
-"""Dealing whole micro-batches by time: as good as the best of all ways."""
+"""Splitting whole micro-batches by time: as good as the best of all ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _slowest(shares: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def _best(seconds: Sequence[float], total: int, least: Sequence[int]) -> float:
-    """Every way to deal `total` pieces that gives all ranks what they get in any case, tried."""
+    """Every way to split `total` pieces that gives all ranks what they get in any case, tried."""
     ways = itertools.product(*(range(count, total + 1) for count in least))
     return min(_slowest(way, seconds) for way in ways if sum(way) == total)
 
@@ -49,7 +49,7 @@ def test_what_ranks_get_in_any_case_counts_as_done() -> None:
 
 
 def test_many_pieces_are_dealt_as_few_are() -> None:
-    """The start in one go, with the whole pieces of every rank, gives what dealing one by one gives."""
+    """The start in one go, with the whole pieces of every rank, gives what splitting one by one gives."""
     dice = random.Random(5)
     for _ in range(50):
         seconds = [dice.choice((0.5, 1.0, dice.uniform(0.1, 3.0))) for _ in range(dice.randint(1, 9))]
