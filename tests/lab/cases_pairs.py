@@ -61,8 +61,8 @@ def watch_outside():
 
 
 def _outside(cluster, transports):
-    with listening(cluster, cluster.hosts, transports, seconds=30) as ears:
-        tried = probe_outsider(ears.token, [opened.target for opened in ears.up.values()], timeout_s=1.0)
+    with listening(cluster, cluster.hosts, transports, seconds=30) as listeners:
+        tried = probe_outsider(listeners.token, [opened.target for opened in listeners.up.values()], timeout_s=1.0)
     pairs = Pairs(measured=NOW, tier="quick", outside=tuple(tried), outside_from="10.77.0.2")
     findings = apply(access.RULES, Inventory(gathered=NOW, hosts=(), pairs=pairs), cluster)
     return {

@@ -182,7 +182,7 @@ class Story:
 
     def meets_a_bug(self, run):
         """A traceback, on the screen and in a file."""
-        self.user.write(f".local/state/gangline/runs/{run}/keeper.json", "[]")
+        self.user.write(f".local/state/gangline/runs/{run}/supervision.json", "[]")
         self.types("--debug", "attach", run, code=1)
         self.types("attach", run, code=1)
 
@@ -202,7 +202,7 @@ class Story:
 
     def doors(self):
         """Sockets that came to listen on the machines: those that `check` opens for a while, and all others."""
-        doors = self.watch.of("door")
+        doors = self.watch.of("may_replace")
         probes = [door for door in doors if any(LISTENER.search(owner) for owner in door["owners"])]
         return probes, [door for door in doors if door not in probes]
 

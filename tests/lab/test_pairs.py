@@ -163,7 +163,7 @@ def test_a_port_that_is_taken_on_the_head_is_passed_over(three):
     with serving(three.hosts[:1], [29500]):
         said = look(three)
         assert brief(said) == []
-        assert [ear["rendezvous_port"] for ear in said["pairs"]["ears"]] == [29501, 29500, 29500]
+        assert [listener["rendezvous_port"] for listener in said["pairs"]["listeners"]] == [29501, 29500, 29500]
         said = look(three, ports=[29500, 29500])
         assert brief(said) == [("E-PORT-01", "fail", ["h0"])]
 

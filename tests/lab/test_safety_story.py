@@ -112,7 +112,7 @@ def test_who_looks_sees(story):
         desk.write("note", json.dumps({"said": word}))
         desk.check(["sh", "-c", "echo CanaryOfTheWatch | base64 > encoded"])
     assert any("sleep 0.1" in each["command"] for each in watch.of("word"))
-    (door,) = watch.of("door")
+    (door,) = watch.of("may_replace")
     assert (door["machine"], door["protocol"], door["address"]) == ("desk", "tcp", "127.0.0.1")
     assert door["owners"][0].endswith("server")
     assert search(desk, {"canary": word}, since=begun) == [

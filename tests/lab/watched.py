@@ -2,7 +2,7 @@
 
     with Watch(lab, {"HF_TOKEN": "hf_canary"}) as watch:
         ...
-    watch.said          # [{"kind": "word", ...}, {"kind": "door", ...}]
+    watch.said          # [{"kind": "word", ...}, {"kind": "may_replace", ...}]
 
 A process of its own looks every 10 ms at the command lines of all processes, and every 50 ms at all sockets.
 """
@@ -108,7 +108,7 @@ class Looker:
         owners = [content(pid, "cmdline") for pid in self.of(name) if f"socket:[{inode}]" in descriptors(pid)]
         words = [owner.replace(b"\0", b" ").decode(errors="replace").strip() for owner in owners]
         where = {"address": written(address), "port": int(port, 16)}
-        say(kind="door", machine=name, protocol=protocol, **where, owners=sorted(set(words)))
+        say(kind="may_replace", machine=name, protocol=protocol, **where, owners=sorted(set(words)))
 
     def of(self, name):
         """Processes of a machine."""

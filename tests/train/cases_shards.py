@@ -56,14 +56,14 @@ def memory_of_a_save(folder: str, *, each_host: str):
     saver = None
     if world.is_first_of_host:
         saver = Saver(Path(folder) / world.host, host=world.host, job=session.job.checkpoint, description=description)
-    keeper = CheckpointSchedule(
+    checkpoints = CheckpointSchedule(
         session, RunIO(recorder=None, saver=saver, stop=StopFlag()), progress := TrainingProgress()
     )
     progress.step = 1
     tensors = state_tensors(session.model, session.optimizer).values()
     own = sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)
     with Peak() as peak:
-        keeper.save(wait=False)
+        checkpoints.save(wait=False)
         if saver is not None:
             saver.wait()
     assert saver is None or saver.failure is None

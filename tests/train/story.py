@@ -232,9 +232,9 @@ def own_ports() -> str:
     cluster file, which only one file of tests may do (test_story.py).
     """
     for low in range(29550, 31000, 50):
-        with socket.socket() as door, contextlib.suppress(OSError):
-            door.bind(("127.0.0.1", low + 49))
-            door.detach()
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", low + 49))
+            sock.detach()
             return f"{low}-{low + 49}"
     raise AssertionError("all ports of tests are in use")
 

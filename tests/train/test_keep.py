@@ -28,7 +28,7 @@ def clock(monkeypatch):
     return clock
 
 
-def keeper(job, saver):
+def checkpoints(job, saver):
     session = SimpleNamespace(job=SimpleNamespace(checkpoint=job))
     return CheckpointSchedule(session, RunIO(recorder=None, saver=saver, stop=StopFlag()), TrainingProgress())
 
@@ -38,25 +38,25 @@ def saver(folder, job):
     return Saver(folder, host="pc1", job=job, description=description)
 
 
-def is_up_after(keeper, clock, minutes):
+def is_up_after(checkpoints, clock, minutes):
     begun, clock.now = clock.now, clock.now + 60 * minutes
-    found, clock.now = keeper.minutes_are_up, begun
+    found, clock.now = checkpoints.minutes_are_up, begun
     return found
 
 
 def test_minutes_of_the_job_count_on_every_rank(clock):
-    each = keeper(CheckpointJob(every_minutes=3.0), None)
+    each = checkpoints(CheckpointJob(every_minutes=3.0), None)
     assert (is_up_after(each, clock, 2.9), is_up_after(each, clock, 3.1)) == (False, True)
 
 
 def test_without_minutes_they_are_never_up(clock):
-    assert not is_up_after(keeper(CheckpointJob(every_minutes=None), None), clock, 1e6)
+    assert not is_up_after(checkpoints(CheckpointJob(every_minutes=None), None), clock, 1e6)
 
 
 def test_left_to_us_it_follows_from_what_the_last_save_cost(tmp_path, clock):
     job = CheckpointJob(every_minutes="auto")
     each = saver(tmp_path, job)
-    kept = keeper(job, each)
+    kept = checkpoints(job, each)
     assert (is_up_after(kept, clock, FIRST_MIN - 0.1), is_up_after(kept, clock, FIRST_MIN + 0.1)) == (False, True)
     each.save(1, {"weight": torch.zeros(3)}, {"step": 1}, wait=True)
     each.stall_s = 0.0
@@ -66,4 +66,4 @@ def test_left_to_us_it_follows_from_what_the_last_save_cost(tmp_path, clock):
 
 
 def test_a_rank_that_does_not_save_leaves_it_to_those_that_do(clock):
-    assert not is_up_after(keeper(CheckpointJob(every_minutes="auto"), None), clock, 1e6)
+    assert not is_up_after(checkpoints(CheckpointJob(every_minutes="auto"), None), clock, 1e6)

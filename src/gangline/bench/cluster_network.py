@@ -75,17 +75,17 @@ def measure_links(hosts: BenchHosts, *, seconds: float) -> Links:
     names, skipped = askable(hosts.cluster, hosts.inventory)
     if len(names) < 2:
         return Links(skipped=tuple(skipped))
-    with listening(hosts.cluster, names, hosts.transports, seconds=OPEN_S + seconds) as ears:
-        probe = Probe(ears=ears, transports=hosts.transports, measure=("time",))
+    with listening(hosts.cluster, names, hosts.transports, seconds=OPEN_S + seconds) as listeners:
+        probe = Probe(listeners=listeners, transports=hosts.transports, measure=("time",))
         pairs = {(pair.source, pair.target): pair for pair in probe.every_pair()}
-        meetings, each_s = schedule(list(ears.up), seconds)
-        if len(meetings) < len(rounds(list(ears.up))):
-            why = f"{len(meetings)} of {len(rounds(list(ears.up)))} rounds fit into {seconds:.0f} s"
+        meetings, each_s = schedule(list(listeners.up), seconds)
+        if len(meetings) < len(rounds(list(listeners.up))):
+            why = f"{len(meetings)} of {len(rounds(list(listeners.up)))} rounds fit into {seconds:.0f} s"
             skipped.append(Skipped(what="throughput of some pairs", why=why))
         open_pairs = {ordered: pair for ordered, pair in pairs.items() if not pair.is_closed}
         halves = [half for meeting in meetings for half in both_ways(meeting)]
         measured = {**pairs, **probe.rates(open_pairs, halves, seconds=each_s)}
-        skipped += [Skipped(what=name, why=why) for name, why in ears.problems.items()]
+        skipped += [Skipped(what=name, why=why) for name, why in listeners.problems.items()]
     return Links(
         links=tuple(_link(pair) for pair in measured.values() if not pair.is_closed),
         closed=tuple(

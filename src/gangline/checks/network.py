@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gangline.checks.rules import Rule, Seen, adders
 from gangline.inventory.facts import Inventory
-from gangline.inventory.pairs import RENDEZVOUS_PORTS, Blame, Ear, Pair, Pairs, blame, examples, say_tries
+from gangline.inventory.pairs import RENDEZVOUS_PORTS, Blame, ListenerFacts, Pair, Pairs, blame, examples, say_tries
 from gangline.runs.cluster import Cluster, Host
 
 NOTHING = Pairs(measured="", tier="quick")
@@ -28,22 +28,22 @@ def _is_strange(pair: Pair, pairs: Pairs) -> bool:
     """Whether something else than the target answers for its address."""
     if any(attempt.outcome in {"other", "stranger"} for attempt in pair.tries):
         return True
-    ear = pairs.ear(pair.target)
+    listener = pairs.listener(pair.target)
     refused = any(attempt.outcome == "refused" for attempt in pair.tries)
-    if ear is None or not pair.is_closed:
+    if listener is None or not pair.is_closed:
         return False
-    if not ear.has_address:
+    if not listener.has_address:
         return refused
-    if pair.neighbour is None or not ear.macs or pair.neighbour in ear.macs:
+    if pair.neighbour is None or not listener.macs or pair.neighbour in listener.macs:
         return False
     # A Wi-Fi repeater answers with a MAC of its own, so that alone proves nothing.
-    return refused or any(pair.neighbour in other.macs for other in pairs.ears if other.host != pair.target)
+    return refused or any(pair.neighbour in other.macs for other in pairs.listeners if other.host != pair.target)
 
 
 def _clear(pairs: Pairs) -> list[Pair]:
     """Pairs whose target is who it should be. An address that is nobody's is told by the check of names."""
     unclear = {pair.target for pair in pairs.pairs if _is_strange(pair, pairs)}
-    unclear |= {ear.host for ear in pairs.ears if not ear.has_address}
+    unclear |= {listener.host for listener in pairs.listeners if not listener.has_address}
     return [pair for pair in pairs.pairs if pair.target not in unclear or not pair.is_closed]
 
 
@@ -153,8 +153,8 @@ def _no_data(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     bad = [pair for pair in _data_closed(inventory) if not _is_elsewhere(pair, inventory)]
     if bad:
         targets = _in_order([pair.target for pair in bad], cluster)
-        ear = (inventory.pairs or NOTHING).ear(targets[0])
-        low, high = ear.ephemeral if ear else (32768, 60999)
+        listener = (inventory.pairs or NOTHING).listener(targets[0])
+        low, high = listener.ephemeral if listener else (32768, 60999)
         yield _seen(Blame(hosts=targets, pairs=tuple(bad)), cluster, low=str(low), high=str(high))
 
 
@@ -176,8 +176,8 @@ def _data_closed(inventory: Inventory) -> list[Pair]:
 
 def _is_elsewhere(pair: Pair, inventory: Inventory) -> bool:
     """Whether the data goes to another address than the rest, and none of it arrives."""
-    ear = (inventory.pairs or NOTHING).ear(pair.target)
-    return bool(ear and ear.data_address) and not any(attempt.ok for attempt in pair.of_kind("ephemeral"))
+    listener = (inventory.pairs or NOTHING).listener(pair.target)
+    return bool(listener and listener.data_address) and not any(attempt.ok for attempt in pair.of_kind("ephemeral"))
 
 
 @whole_cluster.fail(
@@ -245,8 +245,8 @@ FEW_PORTS = 1000
 """gloo opens a port per process and group, and a connection to every other rank."""
 
 
-def _head(inventory: Inventory, cluster: Cluster) -> Ear | None:
-    return inventory.pairs.ear(cluster.head.name) if inventory.pairs else None
+def _head(inventory: Inventory, cluster: Cluster) -> ListenerFacts | None:
+    return inventory.pairs.listener(cluster.head.name) if inventory.pairs else None
 
 
 def _range(cluster: Cluster) -> str:
@@ -293,7 +293,9 @@ def _exposed(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     fix="sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'",
 )
 def _few(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
-    for ear in inventory.pairs.ears if inventory.pairs else ():
-        low, high = ear.ephemeral
+    for listener in inventory.pairs.listeners if inventory.pairs else ():
+        low, high = listener.ephemeral
         if high - low < FEW_PORTS:
-            yield Seen(hosts=(ear.host,), evidence=f"the kernel gives ports from {low} to {high}: {high - low + 1}")
+            yield Seen(
+                hosts=(listener.host,), evidence=f"the kernel gives ports from {low} to {high}: {high - low + 1}"
+            )

@@ -126,8 +126,8 @@ def _somebody_elses(facts: HostFacts, _host: Host) -> Iterator[str]:
 )
 def _within_reach_of_others(facts: HostFacts, _host: Host) -> Iterator[str]:
     folder = facts.work_folder
-    if folder is not None and folder.owner is None and folder.door is not None:
-        yield folder.door
+    if folder is not None and folder.owner is None and folder.may_replace is not None:
+        yield folder.may_replace
 
 
 @each_host.warn(

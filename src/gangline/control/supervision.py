@@ -54,7 +54,7 @@ host may replace it.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorRecord:
-    """keeper.json: the host of the supervisor, and the reasons if that is not the head."""
+    """supervision.json: the host of the supervisor, and the reasons if that is not the head."""
 
     host: str | None = None
     """None: this computer."""
@@ -67,12 +67,12 @@ class SupervisorRecord:
         return self.host is not None
 
     def save(self, layout: RunLayout) -> None:
-        """Write keeper.json."""
+        """Write supervision.json."""
         write_record(layout.supervisor_record, {"host": self.host, "why_not": list(self.why_not)})
 
     @staticmethod
     def load(layout: RunLayout) -> SupervisorRecord:
-        """Read keeper.json; without one the supervisor is here."""
+        """Read supervision.json; without one the supervisor is here."""
         return load_if_there(layout.supervisor_record, SupervisorRecord) or SupervisorRecord()
 
 

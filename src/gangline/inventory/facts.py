@@ -180,7 +180,7 @@ class Folder:
     writable: bool | None = None
     owner: str | None = None
     """Somebody else who decides what lies there, in words."""
-    door: str | None = None
+    may_replace: str | None = None
     """Somebody else who could, in words."""
     error: str | None = None
     """Why nothing of this is known."""

@@ -132,7 +132,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ear:
+class ListenerFacts:
     """A host that opened ports for the others to try."""
 
     host: str
@@ -184,7 +184,7 @@ class Pairs(Record):
     measured: str
     """When, in ISO format."""
     tier: Tier
-    ears: tuple[Ear, ...] = ()
+    listeners: tuple[ListenerFacts, ...] = ()
     pairs: tuple[Pair, ...] = ()
     """Every ordered pair of hosts that could be asked."""
     clocks: tuple[Clock, ...] = ()
@@ -197,9 +197,9 @@ class Pairs(Record):
         """What the one found out about the other."""
         return next((pair for pair in self.pairs if (pair.source, pair.target) == (source, target)), None)
 
-    def ear(self, host: str) -> Ear | None:
+    def listener(self, host: str) -> ListenerFacts | None:
         """The ports of a host; None where it opened none."""
-        return next((ear for ear in self.ears if ear.host == host), None)
+        return next((listener for listener in self.listeners if listener.host == host), None)
 
     def to(self, host: str) -> Iterator[Pair]:
         """The ways to a host."""

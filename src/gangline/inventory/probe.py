@@ -25,7 +25,7 @@ from gangline.inventory.pairs import (
     RENDEZVOUS_PORTS,
     Clock,
     ConnectOutcome,
-    Ear,
+    ListenerFacts,
     Outside,
     Pair,
     Pairs,
@@ -110,7 +110,7 @@ class _Enough(Exception):
 class OpenedPorts:
     """What a host said that it opened."""
 
-    ear: Ear
+    listener: ListenerFacts
     target: dict[str, Any]
     """The host as `reach` is told of it."""
 
@@ -123,7 +123,7 @@ class OpenedPorts:
         meeting = [int(port["port"]) for port in open_ports if _is_range(port) and port["address"] == host.address]
         others = [int(port["port"]) for port in open_ports if not _is_range(port) and port["address"] == data]
         low, high = said["ephemeral"]
-        ear = Ear(
+        listener = ListenerFacts(
             host=host.name,
             address=host.address,
             has_address=bool(said["own"]),
@@ -139,7 +139,7 @@ class OpenedPorts:
         places += [{"kind": "ephemeral", "address": data, "port": port} for port in others]
         udp = dict(said["udp"]).get(data)
         return OpenedPorts(
-            ear=ear, target={"host": host.name, "instance": said["instance"], "ports": places, "udp": udp}
+            listener=listener, target={"host": host.name, "instance": said["instance"], "ports": places, "udp": udp}
         )
 
 
@@ -274,15 +274,17 @@ def listening(
         "seconds": seconds,
         "hold_s": 0 if port is not None else HOLD_S,
     }
-    ears = Listeners(request["token"], [Listener(host, transports[host.name], _asked(host, request)) for host in hosts])
+    listeners = Listeners(
+        request["token"], [Listener(host, transports[host.name], _asked(host, request)) for host in hosts]
+    )
     try:
-        ears.await_all()
-        yield ears
+        listeners.await_all()
+        yield listeners
     finally:
         ends = time.monotonic() + END_S
-        for listener in ears._listeners.values():
+        for listener in listeners._listeners.values():
             listener.end()
-        for listener in ears._listeners.values():
+        for listener in listeners._listeners.values():
             listener.join(ends)
 
 
@@ -410,18 +412,18 @@ def probe_pairs(
     found = Pairs(measured=now(), tier=tier, skipped=tuple(skipped))
     if len(hosts) < 2:
         return found
-    with listening(cluster, hosts, transports, seconds=OPEN_S[tier], port=rendezvous_port) as ears:
+    with listening(cluster, hosts, transports, seconds=OPEN_S[tier], port=rendezvous_port) as listeners:
         with ThreadPoolExecutor(max_workers=1) as pool:
-            outside = pool.submit(_outside, cluster, ears)
-            probe = Probe(ears=ears, transports=transports)
+            outside = pool.submit(_outside, cluster, listeners)
+            probe = Probe(listeners=listeners, transports=transports)
             pairs = probe.with_rates(probe.looked_again(probe.every_pair()), tier=tier)
         tried, seen_from, untried = outside.result()
-        dead = [Skipped(what=name, why=why) for name, why in ears.problems.items()]
+        dead = [Skipped(what=name, why=why) for name, why in listeners.problems.items()]
         return dataclasses.replace(
             found,
-            ears=tuple(opened.ear for opened in ears.up.values()),
+            listeners=tuple(opened.listener for opened in listeners.up.values()),
             pairs=tuple(pairs),
-            clocks=tuple(clocks(cluster, pairs, ears.clocks_by_ssh(cluster.head.name))),
+            clocks=tuple(clocks(cluster, pairs, listeners.clocks_by_ssh(cluster.head.name))),
             outside=tuple(tried),
             outside_from=seen_from,
             skipped=(*skipped, *dead, *probe.skipped, *untried),
@@ -450,7 +452,7 @@ def askable(cluster: Cluster, inventory: Inventory) -> tuple[list[Host], list[Sk
 class Probe:
     """Asks hosts about each other while their ports are open."""
 
-    ears: Listeners
+    listeners: Listeners
     transports: Mapping[str, Transport]
     measure: tuple[str, ...] = ("time", "packets", "burst")
     """Of every pair; see `reach` of the agent."""
@@ -458,18 +460,18 @@ class Probe:
 
     def every_pair(self) -> list[Pair]:
         """Every host asked about all others, all hosts at the same time."""
-        names = list(self.ears.up)
+        names = list(self.listeners.up)
         jobs = [(name, [*names[index + 1 :], *names[:index]]) for index, name in enumerate(names)]
         if len(names) > THOROUGH + 1 and "packets" in self.measure:
             why = f"each host tries them with {THOROUGH} of the {len(names) - 1} others"
             self.skipped.append(Skipped(what="packet loss and sizes of every pair", why=why))
         pairs = [pair for pairs in in_parallel(self._all_of_one, jobs, at_once=THREADS) for pair in pairs]
         # a host whose ports were closed meanwhile is not to be blamed for it
-        return [pair for pair in pairs if pair.target in self.ears.up]
+        return [pair for pair in pairs if pair.target in self.listeners.up]
 
     def _all_of_one(self, job: tuple[str, list[str]]) -> list[Pair]:
         source, names = job
-        up = self.ears.up
+        up = self.listeners.up
         targets = [{**up[name].target, "brief": index >= THOROUGH} for index, name in enumerate(names) if name in up]
         return self._ask(source, targets, self.measure)
 
@@ -477,7 +479,7 @@ class Probe:
         self, source: str, targets: Sequence[dict[str, Any]], measure: Sequence[str], seconds: float = 1.0
     ) -> list[Pair]:
         try:
-            return ask(self.transports[source], self.ears.token, targets, measure=measure, seconds=seconds)
+            return ask(self.transports[source], self.listeners.token, targets, measure=measure, seconds=seconds)
         except CannotAsk as error:
             self.skipped.append(Skipped(what=f"what {source} reaches", why=str(error)))
             return []
@@ -501,7 +503,7 @@ class Probe:
             rates = self.rates(open_pairs, schedule, seconds=SUSPECT_S)
             seconds = SUSPECT_S
         else:
-            meetings = rounds(list(self.ears.up))
+            meetings = rounds(list(self.listeners.up))
             most = int(RATE_BUDGET_S[tier] / RATE_S[tier] / 2)
             if len(meetings) > most:
                 why = f"{most} of {len(meetings)} rounds fit into {RATE_BUDGET_S[tier]:.0f} s"
@@ -557,7 +559,7 @@ class Probe:
 
     def _measure(self, pair: Pair, measure: Sequence[str], seconds: float = 1.0) -> Pair:
         """Look at one pair again; itself where that comes to nothing."""
-        opened = self.ears.up.get(pair.target)
+        opened = self.listeners.up.get(pair.target)
         last = [attempt for attempt in pair.tries if attempt.ok][-1]
         if opened is None:
             return pair
@@ -630,9 +632,9 @@ def now() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
 
-def _outside(cluster: Cluster, ears: Listeners) -> tuple[list[Outside], str | None, list[Skipped]]:
+def _outside(cluster: Cluster, listeners: Listeners) -> tuple[list[Outside], str | None, list[Skipped]]:
     if is_member(cluster):
         why = "this computer is a host of the cluster; run the check from another one to try it"
         return [], None, [Skipped(what="who outside the cluster reaches the ports", why=why)]
-    tried = probe_outsider(ears.token, [opened.target for opened in ears.up.values()])
+    tried = probe_outsider(listeners.token, [opened.target for opened in listeners.up.values()])
     return tried, next(filter(None, (own_address(host.address) for host in cluster.hosts)), None), []

@@ -122,7 +122,7 @@ class RunLayout:
     """One JSON line per event."""
     command = RunFile("command.json")
     """The user's own command, of a run that is no job."""
-    supervisor_record = RunFile("keeper.json")
+    supervisor_record = RunFile("supervision.json")
     """The host whose supervisor looks after the run."""
     order = RunFile("order.json")
     """The user's last order to end an attempt."""

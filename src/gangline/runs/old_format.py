@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-FILES: Mapping[str, str] = {"agent.json": "guard.json"}
+FILES: Mapping[str, str] = {"agent.json": "guard.json", "supervision.json": "keeper.json"}
 """Name of a file now -> its name then. Both lie in the same folder."""
 
 ITEMS: Mapping[str, tuple[str, str, str]] = {

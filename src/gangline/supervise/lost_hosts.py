@@ -119,8 +119,8 @@ def find_partition(
     machines = list({host.address: host for host in hosts}.values())
     if len(machines) < 2:
         return None
-    with listening(cluster, machines, transports, seconds=OPEN_S, port=port) as ears:
-        pairs = Probe(ears=ears, transports=transports, measure=()).every_pair()
+    with listening(cluster, machines, transports, seconds=OPEN_S, port=port) as listeners:
+        pairs = Probe(listeners=listeners, transports=transports, measure=()).every_pair()
     return judge(pairs, [host.name for host in machines])
 
 

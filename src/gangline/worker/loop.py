@@ -77,7 +77,7 @@ class TrainingRun:
     def __init__(self, session: Session, out: RunIO, progress: TrainingProgress) -> None:
         """A run that goes on from `progress`."""
         self.session, self.out, self.progress = session, out, progress
-        self.keeper = CheckpointSchedule(session, out, progress)
+        self.checkpoints = CheckpointSchedule(session, out, progress)
         self.pace = TokenSpeed(session)
         self.parameters = list(trainable(session.model).values())
         """Those that are trained."""
@@ -140,7 +140,7 @@ class TrainingRun:
 
         flags: see `StepReport`.
         """
-        keeper, world = self.keeper, self.session.world
+        checkpoints, world = self.checkpoints, self.session.world
         times = RankTimes(
             data_s=tally.data_s / num_steps,
             compute_s=compute_s / num_steps,
@@ -149,10 +149,10 @@ class TrainingRun:
         )
         return StepReport(
             stop=int(self.out.stop.raised),
-            save=int(world.is_head and keeper.minutes_are_up),
-            save_failed=int(keeper.failed),
-            slow_saves=int(keeper.is_slow),
-            saving=int(keeper.is_saving),
+            save=int(world.is_head and checkpoints.minutes_are_up),
+            save_failed=int(checkpoints.failed),
+            slow_saves=int(checkpoints.is_slow),
+            saving=int(checkpoints.is_saving),
             times=(times,),
             **flags,
         )
@@ -199,12 +199,12 @@ class Loop:
         self.progress = progress
         self._out = outlets
         run = TrainingRun(session, outlets, progress)
-        self._keeper = run.keeper
+        self._checkpoints = run.checkpoints
         self._stepper = session.strategy.stepper(run) or Synchronous(run)
 
     def run(self) -> LoopResult:
         """Train. Every rank returns the same result."""
-        session, progress, keeper = self.session, self.progress, self._keeper
+        session, progress, checkpoints = self.session, self.progress, self._checkpoints
         if progress.step == 0 and session.job.evaluation.at_start:
             self._evaluate()
         if progress.step < session.total_steps:
@@ -212,20 +212,20 @@ class Loop:
         while progress.step < session.total_steps:
             before = progress.step
             report = self._stepper.advance()
-            if report.save_failed and keeper.gives_up():
+            if report.save_failed and checkpoints.gives_up():
                 return "failed"
             if report.stop and progress.step < session.total_steps:
                 self._save(wait=True)
                 return self._end("stopped")
             self._evaluate_if_due(before)
-            if keeper.is_due(report, before=before):
+            if checkpoints.is_due(report, before=before):
                 self._save(wait=False)
         self._save(wait=True)
         return self._end("finished")
 
     def _save(self, *, wait: bool) -> None:
         self._stepper.verify_replicas()
-        self._keeper.save(wait=wait)
+        self._checkpoints.save(wait=wait)
 
     def _evaluate_if_due(self, before: int) -> None:
         every = self.session.job.evaluation.every_steps
@@ -414,7 +414,7 @@ class Synchronous:
             return
         if report.look:
             self._stragglers.look(step=progress.step)
-        elif not report.saving and progress.step - 1 not in {self._run.keeper.saved_step, progress.evaluated_step}:
+        elif not report.saving and progress.step - 1 not in {self._run.checkpoints.saved_step, progress.evaluated_step}:
             tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
             work_split = self._balancer.split_work(len(micro_batches))
             self._stragglers.learn(report.times, work_split, tokens, step=progress.step)

@@ -66,9 +66,9 @@ def ask(first, **request):
 
 
 def closed_port():
-    with socket.socket() as door:
-        door.bind((HERE, 0))
-        return door.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind((HERE, 0))
+        return sock.getsockname()[1]
 
 
 # --- the listener
@@ -79,7 +79,7 @@ def test_what_is_open_is_said_at_once_and_then_a_beat_until_the_end():
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines[0]["host"] == "pc1"
     assert lines[0]["own"]
-    assert [door["asked"] for door in lines[0]["ports"]] == [0]
+    assert [sock["asked"] for sock in lines[0]["ports"]] == [0]
     assert abs(lines[0]["time"] - time.time()) < 20
     assert lines[1:]
     assert all(set(line) == {"beat"} for line in lines[1:])
@@ -102,11 +102,11 @@ def test_it_ends_when_nobody_reads_any_more():
     ids=["nothing", "http", "another token", "a flood"],
 )
 def test_a_stranger_gets_no_answer(words):
-    with listening() as first, socket.create_connection((HERE, first["ports"][0]["port"])) as door:
-        door.settimeout(10)
+    with listening() as first, socket.create_connection((HERE, first["ports"][0]["port"])) as sock:
+        sock.settimeout(10)
         with contextlib.suppress(ConnectionError):
-            door.sendall(words)
-            assert door.recv(100) == b""  # after a moment, or at once
+            sock.sendall(words)
+            assert sock.recv(100) == b""  # after a moment, or at once
 
 
 def test_of_a_stranger_42_bytes_are_read():
@@ -116,15 +116,15 @@ def test_of_a_stranger_42_bytes_are_read():
 
 
 def test_udp_without_the_token_gets_no_answer():
-    with listening() as first, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
-        door.connect((HERE, first["udp"][HERE]))
-        door.settimeout(0.3)
+    with listening() as first, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect((HERE, first["udp"][HERE]))
+        sock.settimeout(0.3)
         for packet in (b"x" * 100, path.question("f" * 32, 1, 100), path.question(TOKEN, 1, 20)):
-            door.send(packet)
+            sock.send(packet)
         with pytest.raises(TimeoutError):
-            door.recv(100)
-        door.send(path.question(TOKEN, 7, 100))
-        assert path.ACK.unpack(door.recv(100)) == (7, 100)
+            sock.recv(100)
+        sock.send(path.question(TOKEN, 7, 100))
+        assert path.ACK.unpack(sock.recv(100)) == (7, 100)
 
 
 def test_a_port_that_is_taken_is_said_and_the_next_of_a_range_is_opened():
@@ -197,7 +197,7 @@ def distance(port, delay_s):
     def serve():
         with contextlib.suppress(OSError):
             while True:
-                near, _ = door.accept()
+                near, _ = sock.accept()
                 far = socket.create_connection((HERE, port))
                 ends.extend((near, far))
                 for pair in ((near, far), (far, near)):
@@ -205,11 +205,11 @@ def distance(port, delay_s):
                     carriers[-1].start()
 
     ends, carriers = [], []
-    with socket.create_server((HERE, 0)) as door:
+    with socket.create_server((HERE, 0)) as sock:
         thread = threading.Thread(target=serve)
         thread.start()
-        yield door.getsockname()[1]
-        door.shutdown(socket.SHUT_RDWR)
+        yield sock.getsockname()[1]
+        sock.shutdown(socket.SHUT_RDWR)
         thread.join()
     for each in carriers:
         each.join()
@@ -326,25 +326,25 @@ def test_every_failure_has_a_word(number, outcome):
 @contextlib.contextmanager
 def answering(packet_is_answered):
     """A UDP responder that knows the token and answers as it likes."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
-        door.bind((HERE, 0))
-        door.settimeout(3)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind((HERE, 0))
+        sock.settimeout(3)
         ending = threading.Event()
 
         def answer():
             with contextlib.suppress(OSError):
                 while not ending.is_set():
-                    packet, sender = door.recvfrom(1 << 16)
+                    packet, sender = sock.recvfrom(1 << 16)
                     number = path.ASK.unpack_from(packet)[1]
                     if packet_is_answered(number, len(packet)):
-                        door.sendto(path.ACK.pack(number, len(packet)), sender)
+                        sock.sendto(path.ACK.pack(number, len(packet)), sender)
 
         thread = threading.Thread(target=answer)
         thread.start()
-        yield door.getsockname()[1]
+        yield sock.getsockname()[1]
         ending.set()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
-            last.sendto(path.question(TOKEN, 0, 32), door.getsockname())
+            last.sendto(path.question(TOKEN, 0, 32), sock.getsockname())
         thread.join()
 
 

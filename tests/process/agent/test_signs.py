@@ -49,10 +49,10 @@ class Gang:
         self.signs = signs.Signs({"meet": ["127.0.0.1", self.port], "program": "command", "ranks": [0]}, ranks)
 
     def listen(self, backlog):
-        door = self.stack.enter_context(socket.socket())
-        door.bind(("127.0.0.1", 0))
-        door.listen(backlog)
-        return door.getsockname()[1]
+        sock = self.stack.enter_context(socket.socket())
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(backlog)
+        return sock.getsockname()[1]
 
     def silent_port(self):
         """A port whose queue is full, so that the kernel drops who else calls."""

@@ -17,13 +17,13 @@ from gangline.runs.state import ProcessId
 def listener(request):
     family, address = request.param
     try:
-        door = socket.socket(family)
-        door.bind((address, 0))
+        sock = socket.socket(family)
+        sock.bind((address, 0))
     except OSError:
         pytest.skip(f"no {address} on this machine")
-    with door:
-        door.listen(1)
-        yield door
+    with sock:
+        sock.listen(1)
+        yield sock
 
 
 def ours(*states):
@@ -40,15 +40,15 @@ def test_who_listens_and_who_is_connected(listener):
 
 
 def test_an_ipv4_peer_of_an_ipv6_socket_has_its_ipv4_address():
-    with socket.socket(socket.AF_INET6) as door:
-        door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    with socket.socket(socket.AF_INET6) as sock:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         try:
-            door.bind(("::ffff:127.0.0.1", 0))
+            sock.bind(("::ffff:127.0.0.1", 0))
         except OSError:
             pytest.skip("no IPv6 on this machine")
-        door.listen(1)
-        with socket.create_connection(("127.0.0.1", door.getsockname()[1])), door.accept()[0]:
-            assert ("127.0.0.1", door.getsockname()[1]) in {each.local for each in ours(processes.ESTABLISHED)}
+        sock.listen(1)
+        with socket.create_connection(("127.0.0.1", sock.getsockname()[1])), sock.accept()[0]:
+            assert ("127.0.0.1", sock.getsockname()[1]) in {each.local for each in ours(processes.ESTABLISHED)}
 
 
 def test_a_connection_without_an_answer_is_seen():

@@ -159,12 +159,12 @@ def test_one_machine_is_not_tried_with_itself():
 
 def test_a_listener_ends_with_the_block():
     cluster = loopback(2)
-    with listening(cluster, cluster.hosts, local(cluster), seconds=60) as ears:
-        listeners = list(ears._listeners.values())
-        assert sorted(ears.up) == ["pc1", "pc2"]
+    with listening(cluster, cluster.hosts, local(cluster), seconds=60) as listeners:
+        each = list(listeners._listeners.values())
+        assert sorted(listeners.up) == ["pc1", "pc2"]
         begun = time.monotonic()
     assert time.monotonic() - begun < 5
-    assert not any(listener.is_up for listener in listeners)
+    assert not any(listener.is_up for listener in each)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_a_listener_ends_with_the_block():
 def test_a_listener_that_says_nonsense_is_left_out(words):
     cluster = loopback(2)
     transports = {name: FakeTransport(name, answer=lambda _: Scripted(stdout=words + "\n")) for name in ("pc1", "pc2")}
-    with listening(cluster, cluster.hosts, transports, seconds=1) as ears:
-        assert ears.up == {}
-        assert set(ears.problems.values()) == {"its listener says what cannot be understood"}
+    with listening(cluster, cluster.hosts, transports, seconds=1) as listeners:
+        assert listeners.up == {}
+        assert set(listeners.problems.values()) == {"its listener says what cannot be understood"}
 
 
 # --- what comes back
@@ -319,7 +319,7 @@ class Asked(Probe):
     """Hosts whose round trips are what a test has laid down, look after look."""
 
     def __init__(self, **trips):
-        super().__init__(ears=None, transports={})
+        super().__init__(listeners=None, transports={})
         self.trips = {tuple(ordered.split("_")): list(seconds) for ordered, seconds in trips.items()}
         self.asked = []
 
@@ -405,14 +405,14 @@ def test_this_computer_is_a_member_if_it_is_a_host():
 
 def test_from_outside_only_the_host_itself_counts():
     cluster = loopback(2)
-    with listening(cluster, cluster.hosts, local(cluster), seconds=60) as ears:
-        targets = [opened.target for opened in ears.up.values()]
-        reached = probe_outsider(ears.token, targets)
+    with listening(cluster, cluster.hosts, local(cluster), seconds=60) as listeners:
+        targets = [opened.target for opened in listeners.up.values()]
+        reached = probe_outsider(listeners.token, targets)
         assert [(each.host, {one.outcome for one in each.tries}) for each in reached] == [
             ("pc1", {"ok"}),
             ("pc2", {"ok"}),
         ]
-        (other,) = probe_outsider(ears.token, [{**targets[0], "instance": "another"}])
+        (other,) = probe_outsider(listeners.token, [{**targets[0], "instance": "another"}])
         assert {(one.outcome, one.answered_by) for one in other.tries} == {("other", "pc1")}
         (strange,) = probe_outsider("f" * 32, targets[:1], timeout_s=3.0)
         assert {one.outcome for one in strange.tries} == {"stranger"}

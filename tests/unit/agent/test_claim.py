@@ -113,7 +113,7 @@ def test_the_owner_of_a_disk_is_pointed_out_and_trusted(tmp_path):
     belongs_to_a_stranger(tmp_path).chmod(0o755)
     claim(str(tmp_path / "work"))
     assert (
-        strangers(str(tmp_path / "work")).door
+        strangers(str(tmp_path / "work")).may_replace
         == f"{tmp_path} belongs to user {STRANGER}, who may replace what is in it"
     )
 
@@ -133,7 +133,7 @@ def test_in_a_container_root_outside_is_nobody_and_is_trusted(square, tmp_path, 
 def test_a_folder_where_everybody_may_replace_everything_is_pointed_out(square):
     square.chmod(0o777)
     claim(str(square / "work"))
-    assert strangers(str(square / "work")).door == f"anybody may replace what is in {square}"
+    assert strangers(str(square / "work")).may_replace == f"anybody may replace what is in {square}"
 
 
 class Racer:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from gangline.inventory.facts import HostFacts, Inventory, Nic
-from gangline.inventory.pairs import Clock, Ear, Pair, Pairs, PortTry
+from gangline.inventory.pairs import Clock, ListenerFacts, Pair, Pairs, PortTry
 from gangline.runs.cluster import Cluster, Host
 
 MEETING, DATA = 29500, (40001, 40002)
@@ -67,8 +67,9 @@ def healthy(*names):
     return Pairs(
         measured="2026-01-01T00:00:00+00:00",
         tier="full",
-        ears=tuple(
-            Ear(host=n, address=address(n), has_address=True, rendezvous_port=MEETING, macs=(mac(n),)) for n in names
+        listeners=tuple(
+            ListenerFacts(host=n, address=address(n), has_address=True, rendezvous_port=MEETING, macs=(mac(n),))
+            for n in names
         ),
         pairs=tuple(open_pair(source, target) for source in names for target in names if source != target),
         clocks=tuple(Clock(host=name, ahead_s=0.01, uncertainty_s=0.0002) for name in names[1:]),

@@ -6,7 +6,7 @@ import pytest
 
 from gangline.checks import access, clocks, links, network
 from gangline.checks.rules import apply
-from gangline.inventory.pairs import Clock, Ear, Outside, Pairs
+from gangline.inventory.pairs import Clock, ListenerFacts, Outside, Pairs
 from tests.unit.checks.pairs_story import (
     address,
     changed,
@@ -130,20 +130,20 @@ def test_another_host_of_the_cluster_answers():
 
 def test_an_address_that_is_not_the_hosts_own_and_is_answered():
     pairs = closed(healthy(*THREE), lambda _, target: target == "pc2", how="refused")
-    ears = tuple(dataclasses.replace(ear, has_address=ear.host != "pc2") for ear in pairs.ears)
-    assert brief(judged(dataclasses.replace(pairs, ears=ears))) == [("E-NET-04", "fail", ("pc2",))]
+    listeners = tuple(dataclasses.replace(listener, has_address=listener.host != "pc2") for listener in pairs.listeners)
+    assert brief(judged(dataclasses.replace(pairs, listeners=listeners))) == [("E-NET-04", "fail", ("pc2",))]
 
 
 def test_an_address_that_is_nobodys_is_left_to_the_check_of_names():
     pairs = closed(healthy(*THREE), lambda _, target: target == "pc2", how="no route")
-    ears = tuple(dataclasses.replace(ear, has_address=ear.host != "pc2") for ear in pairs.ears)
-    assert judged(dataclasses.replace(pairs, ears=ears)) == []
+    listeners = tuple(dataclasses.replace(listener, has_address=listener.host != "pc2") for listener in pairs.listeners)
+    assert judged(dataclasses.replace(pairs, listeners=listeners)) == []
 
 
 def test_an_address_behind_a_translation_that_works_is_fine():
     pairs = healthy(*THREE)
-    ears = tuple(dataclasses.replace(ear, has_address=ear.host != "pc2") for ear in pairs.ears)
-    assert judged(dataclasses.replace(pairs, ears=ears)) == []
+    listeners = tuple(dataclasses.replace(listener, has_address=listener.host != "pc2") for listener in pairs.listeners)
+    assert judged(dataclasses.replace(pairs, listeners=listeners)) == []
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,16 @@ def test_a_second_card_that_the_others_do_not_reach():
     pairs = changed(
         healthy(*THREE), lambda _, target: target == "pc3", tries=tries("pc3", "ok", ("no route", "no route"))
     )
-    ears = tuple(dataclasses.replace(ear, data_address="10.9.0.3" if ear.host == "pc3" else None) for ear in pairs.ears)
+    listeners = tuple(
+        dataclasses.replace(listener, data_address="10.9.0.3" if listener.host == "pc3" else None)
+        for listener in pairs.listeners
+    )
     mine = cluster(*THREE)
     hosts = tuple(dataclasses.replace(h, interface="eth1" if h.name == "pc3" else None) for h in mine.hosts)
     findings = apply(
-        network.RULES, inventory(dataclasses.replace(pairs, ears=ears)), dataclasses.replace(mine, hosts=hosts)
+        network.RULES,
+        inventory(dataclasses.replace(pairs, listeners=listeners)),
+        dataclasses.replace(mine, hosts=hosts),
     )
     assert brief(findings) == [("E-NET-09", "fail", ("pc3",))]
     assert findings[0].title == "the others do not reach its interface eth1"
@@ -307,7 +312,7 @@ def test_a_clock_that_was_read_slowly_is_not_blamed():
 
 def head_with(**what):
     pairs = healthy(*THREE)
-    return dataclasses.replace(pairs, ears=(dataclasses.replace(pairs.ears[0], **what), *pairs.ears[1:]))
+    return dataclasses.replace(pairs, listeners=(dataclasses.replace(pairs.listeners[0], **what), *pairs.listeners[1:]))
 
 
 def test_no_port_is_free_on_the_head():
@@ -345,6 +350,6 @@ def test_a_machine_at_the_same_address_in_another_network_is_not_the_host():
 def test_pairs_survive_the_file():
     pairs = dataclasses.replace(healthy(*THREE), outside=(Outside(host="pc1", tries=tries("pc1")),))
     assert Pairs.from_json(pairs.to_json()) == pairs
-    assert pairs.ear("pc2") == Ear(
+    assert pairs.listener("pc2") == ListenerFacts(
         host="pc2", address=address("pc2"), has_address=True, rendezvous_port=29500, macs=(mac("pc2"),)
     )

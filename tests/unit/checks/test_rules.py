@@ -101,8 +101,13 @@ ONE_CHANGE = {
     "few inodes": ("E-DISK-04", ("pc2",), {"pc2": work_folder(inodes_free=17)}, ()),
     "a work folder in memory": ("E-DISK-08", ("pc2",), {"pc2": work_folder(filesystem="tmpfs")}, ()),
     "somebody else's work folder": ("E-DISK-11", ("pc2",), {"pc2": work_folder(owner="/scratch belongs to bob")}, ()),
-    "others above it": ("E-DISK-12", ("pc2",), {"pc2": work_folder(door="/data belongs to bob, who may...")}, ()),
-    "both": ("E-DISK-11", ("pc2",), {"pc2": work_folder(owner="a link that bob made", door="/data ...")}, ()),
+    "others above it": (
+        "E-DISK-12",
+        ("pc2",),
+        {"pc2": work_folder(may_replace="/data belongs to bob, who may...")},
+        (),
+    ),
+    "both": ("E-DISK-11", ("pc2",), {"pc2": work_folder(owner="a link that bob made", may_replace="/data ...")}, ()),
     "locked memory beside InfiniBand": (
         "E-LIM-02",
         ("gpu1",),

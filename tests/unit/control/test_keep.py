@@ -113,7 +113,7 @@ def test_a_keeper_that_does_not_answer_is_told_and_hides_no_other_run(world):
 
 def test_records_that_cannot_be_read_hide_no_other_run(world):
     broken, other = world.run(), world.run(phase="finished")
-    (broken.folder / "keeper.json").write_text('{"host": "pc9"}', encoding="utf-8")
+    (broken.folder / "supervision.json").write_text('{"host": "pc9"}', encoding="utf-8")
     listed = {each.record.id: each.record for each in list_runs(world.home, deps=world.deps)}
     assert "cannot be read" in listed[broken.run_id].silent
     assert listed[other.run_id].phase == "finished"

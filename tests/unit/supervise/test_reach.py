@@ -14,14 +14,14 @@ NAMES = ("pc1", "pc2", "pc3", "pc4")
 def pairs(*closed):
     """All ordered pairs; those that are closed as (source, target)."""
     return [
-        Pair(source=source, target=target, tries=(door("timed out" if (source, target) in closed else "ok"),))
+        Pair(source=source, target=target, tries=(may_replace("timed out" if (source, target) in closed else "ok"),))
         for source in NAMES
         for target in NAMES
         if source != target
     ]
 
 
-def door(outcome):
+def may_replace(outcome):
     return PortTry(kind="ephemeral", address="10.77.0.11", port=4711, outcome=outcome, seconds=3.8, tries=2)
 
 

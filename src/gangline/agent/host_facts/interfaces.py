@@ -262,11 +262,11 @@ NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 def rdma(_request: Dict[str, Any]) -> Dict[str, Any]:
     """Every port of every adapter, and whether a program of ours may use them."""
-    doors = sorted(Path("/dev/infiniband").glob("uverbs*"))
+    devices = sorted(Path("/dev/infiniband").glob("uverbs*"))
     return {
         "ports": ports(Path(RDMA_SYSFS)),
         "peer_memory": bool(PEER_MODULES & _modules()),
-        "may_open": all(os.access(door, os.R_OK | os.W_OK) for door in doors) if doors else None,
+        "may_open": all(os.access(device, os.R_OK | os.W_OK) for device in devices) if devices else None,
     }
 
 

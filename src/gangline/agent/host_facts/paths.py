@@ -31,7 +31,7 @@ class Strangers(NamedTuple):
 
     owner: Optional[str]
     """Who does: it is somebody else's, or somebody else has led the way to it."""
-    door: Optional[str]
+    may_replace: Optional[str]
     """Who could: the owner of a folder above it, or everybody."""
     is_folder: bool = False
     """There is a folder at the end of the way."""
@@ -55,9 +55,9 @@ def strangers(path: str, *, is_end: bool = True) -> Strangers:
     steps = list(_way(path))
     found = [_judge(step if is_end else step._replace(is_end=False)) for step in steps]
     owners = [each.owner for each in found if each.owner]
-    doors = [each.door for each in found if each.door]
+    replaceable = [each.may_replace for each in found if each.may_replace]
     is_folder = bool(steps and steps[-1].is_end and stat.S_ISDIR(steps[-1].status.st_mode))
-    return Strangers(owners[0] if owners else None, doors[0] if doors else None, is_folder)
+    return Strangers(owners[0] if owners else None, replaceable[0] if replaceable else None, is_folder)
 
 
 def _judge(step: _Step) -> Strangers:
@@ -72,10 +72,10 @@ def _judge(step: _Step) -> Strangers:
             return Strangers("{} belongs to {}".format(place, _who(step.status)), None)
         return Strangers("anybody may write to {}".format(place) if mode & stat.S_IWOTH else None, None)
     if not is_ours:
-        door = "{} belongs to {}, who may replace what is in it".format(place, _who(step.status))
-        return Strangers(door if step.is_loose else None, door)
-    is_door = mode & stat.S_IWOTH and not mode & stat.S_ISVTX
-    return Strangers(None, "anybody may replace what is in {}".format(place) if is_door else None)
+        may_replace = "{} belongs to {}, who may replace what is in it".format(place, _who(step.status))
+        return Strangers(may_replace if step.is_loose else None, may_replace)
+    is_replaceable = mode & stat.S_IWOTH and not mode & stat.S_ISVTX
+    return Strangers(None, "anybody may replace what is in {}".format(place) if is_replaceable else None)
 
 
 def _way(path: str) -> Iterator[_Step]:
@@ -167,7 +167,7 @@ def folder(path: str) -> Dict[str, Any]:
         "read_only": read_only,
         "writable": not read_only and os.access(there, os.W_OK | os.X_OK),
         "owner": others.owner,
-        "door": others.door,
+        "may_replace": others.may_replace,
     }
 
 

@@ -47,12 +47,12 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
 def is_free(address: str, port: int) -> bool:
     """Whether a server could listen there: torch's binds all addresses, so nobody may have the port on any."""
     for where in ("", address):
-        door, target = hello.socket_for(where, port, socket.SOCK_STREAM)
-        with door:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock, target = hello.socket_for(where, port, socket.SOCK_STREAM)
+        with sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                door.bind(target)
-                door.listen(1)
+                sock.bind(target)
+                sock.listen(1)
             except OSError as error:
                 if error.errno != errno.EADDRNOTAVAIL:
                     return False

@@ -43,7 +43,7 @@ PIECE_BYTES = 1 << 20
 BEAT_S = 0.2
 
 
-class Doors:
+class OpenPorts:
     """The open ports of this host."""
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -88,13 +88,13 @@ class Doors:
 
     def _open_udp(self, address: str) -> None:
         try:
-            door = self._bound(address, 0, socket.SOCK_DGRAM)
+            sock = self._bound(address, 0, socket.SOCK_DGRAM)
         except OSError:
             return
         with contextlib.suppress(OSError):
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 21)
-        self.udp[address] = door.getsockname()[1]
-        _in_background(self._acknowledge, door)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 21)
+        self.udp[address] = sock.getsockname()[1]
+        _in_background(self._acknowledge, sock)
 
     def _bound(self, address: str, port: int, kind: socket.SocketKind) -> socket.socket:
         try:
@@ -139,14 +139,14 @@ class Doors:
             said += piece
         return hmac.compare_digest(said, self._expected)
 
-    def _acknowledge(self, door: socket.socket) -> None:
+    def _acknowledge(self, sock: socket.socket) -> None:
         secret = bytes.fromhex(self.token)
         while True:
             try:
-                packet, sender = door.recvfrom(1 << 16)
+                packet, sender = sock.recvfrom(1 << 16)
                 if len(packet) >= path.UDP_MIN_BYTES and hmac.compare_digest(packet[:16], secret):
                     _, number = path.ASK.unpack_from(packet)
-                    door.sendto(path.ACK.pack(number, len(packet)), sender)
+                    sock.sendto(path.ACK.pack(number, len(packet)), sender)
             except OSError:  # an answer that could not be sent; the next one may
                 continue
 
@@ -237,9 +237,9 @@ def _in_background(work: Any, *arguments: Any) -> None:
 def listen(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The verb. Threads that wait for connections do not end; everything is closed with the process."""
     deadline = time.monotonic() + min(float(request["seconds"]), SECONDS_LIMIT)
-    doors = Doors(request)
-    opened = {"time": time.time(), "ports": doors.ports, "udp": doors.udp, "data": doors.data, "own": doors.own}
-    yield dict(doors.me, **opened, macs=interfaces.macs(), ephemeral=interfaces.ephemeral_range())
+    ports = OpenPorts(request)
+    opened = {"time": time.time(), "ports": ports.ports, "udp": ports.udp, "data": ports.data, "own": ports.own}
+    yield dict(ports.me, **opened, macs=interfaces.macs(), ephemeral=interfaces.ephemeral_range())
     while time.monotonic() < deadline:
         time.sleep(min(BEAT_S, max(0.0, deadline - time.monotonic())))
         yield {"beat": time.time()}

@@ -236,22 +236,22 @@ def largest_packet(address: str, port: int, token: str, own_mtu: int) -> dict[st
     `largest_packet` is None where not even small UDP packets are answered: then nothing is known.
     """
     sizes = sorted({size for size in SIZES if size < own_mtu} | {min(own_mtu, SIZES[-1])})
-    with _udp(address, port) as door:
-        _forbid_fragments(door)
-        headers = HEADERS_BYTES[door.family]
+    with _udp(address, port) as sock:
+        _forbid_fragments(sock)
+        headers = HEADERS_BYTES[sock.family]
         arrived: set[int] = set()
         limited = False
         for _ in range(3):
             for size in sizes:
                 if size not in arrived:
-                    limited = _send(door, question(token, size, size - headers)) == errno.EMSGSIZE or limited
-            arrived |= _acknowledged(door, len(sizes) - len(arrived), ROUND_S)
+                    limited = _send(sock, question(token, size, size - headers)) == errno.EMSGSIZE or limited
+            arrived |= _acknowledged(sock, len(sizes) - len(arrived), ROUND_S)
             if len(arrived) == len(sizes):
                 break
         return {
             "own_mtu": own_mtu,
             "largest_packet": max(arrived, default=None),
-            "told_mtu": _told(door) if limited else None,
+            "told_mtu": _told(sock) if limited else None,
         }
 
 
@@ -266,14 +266,14 @@ def loss(address: str, port: int, token: str) -> dict[str, Any]:
 def _volley(address: str, port: int, token: str, count: int) -> tuple[int, int]:
     waiting: dict[int, float] = {}
     answered: set[int] = set()
-    with _udp(address, port) as door:
+    with _udp(address, port) as sock:
         for number in range(count):
-            _send(door, question(token, number, LOSS_BYTES))
+            _send(sock, question(token, number, LOSS_BYTES))
             waiting[number] = time.monotonic()
-            answered |= _acknowledged(door, count, LOSS_PACE_S)
+            answered |= _acknowledged(sock, count, LOSS_PACE_S)
             while _in_flight(waiting, answered) >= IN_FLIGHT:
-                answered |= _acknowledged(door, 1, LOSS_PACE_S)
-        answered |= _acknowledged(door, count - len(answered), LOSS_GRACE_S)
+                answered |= _acknowledged(sock, 1, LOSS_PACE_S)
+        answered |= _acknowledged(sock, count - len(answered), LOSS_GRACE_S)
     return count, len(answered)
 
 
@@ -285,17 +285,17 @@ def _in_flight(waiting: dict[int, float], answered: set[int]) -> int:
 
 
 def _udp(address: str, port: int) -> socket.socket:
-    door, where = socket_for(address, port, socket.SOCK_DGRAM)
-    door.connect(where)
-    door.setblocking(False)
-    return door
+    sock, where = socket_for(address, port, socket.SOCK_DGRAM)
+    sock.connect(where)
+    sock.setblocking(False)
+    return sock
 
 
-def _send(door: socket.socket, packet: bytes) -> int | None:
+def _send(sock: socket.socket, packet: bytes) -> int | None:
     """The error number, if it was not sent: too large, or a local firewall. An earlier refusal does not count."""
     for _ in range(2):
         try:
-            door.send(packet)
+            sock.send(packet)
             return None
         except ConnectionRefusedError:
             continue
@@ -304,34 +304,34 @@ def _send(door: socket.socket, packet: bytes) -> int | None:
     return errno.ECONNREFUSED
 
 
-def _acknowledged(door: socket.socket, count: int, timeout_s: float) -> set[int]:
+def _acknowledged(sock: socket.socket, count: int, timeout_s: float) -> set[int]:
     """Numbers of answered packets: what is there, and `count` of them unless that takes longer than `timeout_s`."""
     found: set[int] = set()
     deadline = time.monotonic() + timeout_s
     while True:
         left = deadline - time.monotonic() if len(found) < count else 0.0
-        if not select.select([door], [], [], max(0.0, left))[0]:
+        if not select.select([sock], [], [], max(0.0, left))[0]:
             return found
         try:
-            packet = door.recv(64)
+            packet = sock.recv(64)
         except OSError:  # a refusal; what was refused is not answered
             continue
         if len(packet) == ACK.size:
             found.add(ACK.unpack(packet)[0])
 
 
-def _forbid_fragments(door: socket.socket) -> None:
-    if door.family == socket.AF_INET6:
-        door.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, IP_PMTUDISC_DO)
+def _forbid_fragments(sock: socket.socket) -> None:
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, IP_PMTUDISC_DO)
     else:
-        door.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
+        sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
 
 
-def _told(door: socket.socket) -> int | None:
+def _told(sock: socket.socket) -> int | None:
     try:
-        if door.family == socket.AF_INET6:
-            return door.getsockopt(socket.IPPROTO_IPV6, IPV6_MTU)
-        return door.getsockopt(socket.IPPROTO_IP, IP_MTU)
+        if sock.family == socket.AF_INET6:
+            return sock.getsockopt(socket.IPPROTO_IPV6, IPV6_MTU)
+        return sock.getsockopt(socket.IPPROTO_IP, IP_MTU)
     except OSError:
         return None
 
