@@ -31,7 +31,7 @@ Function = Callable | Body
 ROOT = Path(__file__).parents[2]
 _LOG_TAIL = 6000
 # torch keeps the process groups of device meshes, and each has threads that wake 100 times a second.
-_MAX_THREADS = 24
+_MAX_THREADS = 40
 
 
 class RankFailure(AssertionError):
