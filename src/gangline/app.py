@@ -56,7 +56,7 @@ from gangline.decide.decide import Decision, decide
 from gangline.decide.forecast import require_startable
 from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
 from gangline.provision.checkpoint_sources import bring, survey_places
-from gangline.provision.tell import Console
+from gangline.provision.console import Console
 from gangline.provision.trees import create_folder, write_documents
 from gangline.report.commands import printed
 from gangline.runs.checkpoints import choose

@@ -14,8 +14,8 @@ from gangline.errors import HostUnreachable, UsageError
 from gangline.launch.backend import Backend
 from gangline.launch.backends import BACKENDS, backend
 from gangline.launch.poll import free_port
+from gangline.provision.console import Console
 from gangline.provision.environment import wrapped
-from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout

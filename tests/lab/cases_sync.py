@@ -84,7 +84,7 @@ def spread(hosts, num_bytes):
         source = here(folder)
         targets = [spot_on(host, transports, f"{host.workdir}/models/m") for host in cluster.hosts]
         lines = Lines()
-        delivery = bring(Cargo(what="model", source=source, tree=look(source)), targets, tell=lines)
+        delivery = bring(Cargo(what="model", source=source, tree=look(source)), targets, console=lines)
         again = bring(Cargo(what="model", source=source, tree=look(source)), targets)
         left = [
             transports[host.name].names(target.path.parent) for host, target in zip(cluster.hosts, targets, strict=True)
@@ -106,7 +106,7 @@ def tokens(hosts):
         lines = Lines()
         inputs = Inputs(train="feed", evaluation=None, model="m", record={})
         scratch = Path.home() / "scratch"
-        served = distribute(cluster, transports, inputs, scratch=scratch, tell=lines)
+        served = distribute(cluster, transports, inputs, scratch=scratch, console=lines)
         return {"served": served, "said": lines.said, "left": [path.name for path in scratch.glob("*")]}
 
 

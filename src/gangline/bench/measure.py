@@ -21,7 +21,7 @@ from gangline.planner.calibration import shallow_config
 from gangline.planner.config import UnknownArchitecture, read_architecture
 from gangline.planner.machines import PlannedCluster
 from gangline.planner.plan import make_plan
-from gangline.provision.tell import Console
+from gangline.provision.console import Console
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
 from gangline.strategies.table import plan_half

@@ -15,9 +15,9 @@ from gangline.planner.plan import Plan
 from gangline.plugins import package_version
 from gangline.provision.ask import ask_agent
 from gangline.provision.code import place_code, preview_code
+from gangline.provision.console import Console
 from gangline.provision.environment import compare_environments, place_environments, preview_environments, require_equal
 from gangline.provision.requirements import load_lock
-from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
 from gangline.transport.fanout import in_parallel
@@ -54,7 +54,7 @@ class Ready:
     """Waits for the choice of the supervisor's host; raises RunFailed."""
 
 
-def packages_of(cluster: Cluster, job: Job | None, tell: Console) -> tuple[str, ...]:
+def packages_of(cluster: Cluster, job: Job | None, console: Console) -> tuple[str, ...]:
     """The packages of the plug-ins that a cluster and a job use. Raises PluginError where one is not installed.
 
     Reports where another version is installed than the run began with.
@@ -63,7 +63,7 @@ def packages_of(cluster: Cluster, job: Job | None, tell: Console) -> tuple[str, 
     for package, version in versions.items():
         now = package_version(package)
         if now != version:
-            tell.report(f"plug-in    {package} is {now} now; the run began with {version}")
+            console.report(f"plug-in    {package} is {now} now; the run began with {version}")
     launcher = BACKENDS.plugin(cluster.backend)
     return tuple({*versions, *([launcher.package] if launcher is not None else [])})
 
@@ -73,15 +73,17 @@ def equip(inspection: InspectResult, context: Context, *, job: Job | None = None
 
     Environments of the user are compared by content; raises CheckFailed where ranks would differ.
     """
-    transports, tell = context.transports, context.console
-    cluster = place_code(inspection.cluster, transports, packages=packages_of(inspection.cluster, job, tell), tell=tell)
+    transports, console = context.transports, context.console
+    cluster = place_code(
+        inspection.cluster, transports, packages=packages_of(inspection.cluster, job, console), console=console
+    )
     supervisor = choose_in_background(cluster, context)
-    cluster = place_environments(cluster, inspection.inventory, transports, home=context.home, tell=tell)
+    cluster = place_environments(cluster, inspection.inventory, transports, home=context.home, console=console)
     if not cluster.is_one_machine:
         differences = compare_environments(cluster, transports)
         require_equal(differences)
         if differences:
-            tell.report(
+            console.report(
                 "environments differ in packages that do not matter: "
                 f"{'; '.join(each.line for each in differences[:3])}"
             )

@@ -19,8 +19,8 @@ from gangline.launch.program import Again, Program
 from gangline.planner.plan import DataCount, Plan
 from gangline.planner.report import length
 from gangline.provision.checkpoint_sources import CheckpointHost, find_checkpoint, rejected_error
+from gangline.provision.console import Console
 from gangline.provision.inputs import Inputs, bring_reads, distribute, prepare_inputs, require_same
-from gangline.provision.tell import Console
 from gangline.provision.trees import carry_history, host_layout, place_documents, place_gang, spot_on, write_documents
 from gangline.runs.checkpoints import CheckpointChoice
 from gangline.runs.cluster import Cluster, Host
@@ -250,7 +250,7 @@ def bring_inputs(
     before: the inputs of earlier attempts, which must be the same.
     """
     run_id, cluster, console = layout.run_id, ready.cluster, context.console
-    reads = bring_reads(decision.job, cluster, context.transports, home=context.home, tell=console)
+    reads = bring_reads(decision.job, cluster, context.transports, home=context.home, console=console)
     cluster = reads.seen_from(cluster, decision.job)
     for host in cluster.hosts:
         alone = dataclasses.replace(cluster, hosts=(host,))
@@ -267,7 +267,7 @@ def bring_inputs(
     )
     if before is not None:
         require_same(run_id, before, inputs)
-    distribute(cluster, context.transports, inputs, scratch=context.home, tell=console)
+    distribute(cluster, context.transports, inputs, scratch=context.home, console=console)
     place_documents(cluster, context.transports, run_id, {"inputs": inputs.record})
     return _settled(layout, decision, inputs, console), dataclasses.replace(ready, cluster=cluster)
 

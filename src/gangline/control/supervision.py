@@ -18,7 +18,7 @@ from gangline.context import REAL, Context, Dependencies, Transports, reach, rea
 from gangline.errors import HostKeyRefused, HostUnreachable, RecordError, RunFailed
 from gangline.launch.backend import LaunchRequest
 from gangline.planner.outcome import Comparison, TimeReport
-from gangline.provision.tell import Console
+from gangline.provision.console import Console
 from gangline.provision.trees import host_layout
 from gangline.report.follow import View, checked_board
 from gangline.runs.cluster import Cluster, Host

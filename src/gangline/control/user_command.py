@@ -14,7 +14,7 @@ from gangline.control.start import start_attempt
 from gangline.errors import UsageError
 from gangline.launch.program import Again, Program, StallWatch, require_runnable
 from gangline.provision.code import lay_out, place_project, preview_project
-from gangline.provision.tell import Console
+from gangline.provision.console import Console
 from gangline.provision.trees import write_documents
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang, GangRank
@@ -94,7 +94,7 @@ def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number
     Every run has a copy of its own for all attempts, so the command finds the files that it wrote there before.
     """
     write_documents(layout, {"command": record.to_json()})  # first, so that the run can be resumed after any error
-    project = place_project(Path(record.folder), ready.cluster, context.transports, tell=context.console)
+    project = place_project(Path(record.folder), ready.cluster, context.transports, console=context.console)
     record = dataclasses.replace(record, project=project.to_json())
     write_documents(layout, {"command": record.to_json()})
     for line in lay_out(project, layout.run_id, ready.cluster, context.transports).lines(number - 1):
@@ -105,7 +105,7 @@ def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number
 
 def preview_project_of(record: CommandRecord, *, console: Console) -> CommandRecord:
     """The record as it will be once the folder was copied; copies nothing."""
-    project = preview_project(Path(record.folder), tell=console)
+    project = preview_project(Path(record.folder), console=console)
     return dataclasses.replace(record, project=project.to_json())
 
 

@@ -25,7 +25,7 @@ from gangline.planner.shares import rank_hosts
 from gangline.planner.speed import WIDE_NUMBERS, ComputeModel, copies_s, flops_per_token, uncalibrated
 from gangline.planner.traffic import LinkModel, fit_all_reduce, slowest_of_ring
 from gangline.planner.training import GANGLINE, Training
-from gangline.provision.tell import Console
+from gangline.provision.console import Console
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record

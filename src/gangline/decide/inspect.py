@@ -19,8 +19,8 @@ from gangline.inventory.measured import age_s, forget_pairs, keep_pairs, recent_
 from gangline.inventory.pairs import Skipped, Tier
 from gangline.inventory.probe import probe_pairs
 from gangline.inventory.rank_interface import NetworkChoice, rank_network
+from gangline.provision.console import Console
 from gangline.provision.requirements import load_lock
-from gangline.provision.tell import Console
 from gangline.provision.trees import How, Mark, Spot, look, spot_on
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.fanout import in_parallel

@@ -20,7 +20,7 @@ from gangline.planner.machines import PlannedCluster, assumed_link, bus_of, imag
 from gangline.planner.report import Length, change_line, choice_json, explain, name, report, terms, ways_lines
 from gangline.planner.saves import Saving, save_cost
 from gangline.planner.training import GANGLINE, STACKS, SoftwareStack
-from gangline.provision.tell import Console
+from gangline.provision.console import Console
 from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
 from gangline.units import format_bytes

@@ -26,7 +26,7 @@ from gangline.control.end import stop
 from gangline.control.supervision import open_run
 from gangline.errors import RunFailed
 from gangline.provision.ask import ask_worker
-from gangline.provision.tell import Console
+from gangline.provision.console import Console
 from gangline.report.follow import Update, View
 from gangline.runs.cluster import Host
 from gangline.runs.files import read_json

@@ -20,7 +20,7 @@ from gangline.errors import GanglineError, HostKeyRefused, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.gather import gather
 from gangline.inventory.probe import probe_pairs
-from gangline.provision.tell import Console
+from gangline.provision.console import Console
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.connect import connect_all
 from gangline.transport.hostkeys import known_fingerprints, resolve, scan_key

@@ -13,8 +13,8 @@ from typing import Any
 from gangline.errors import CheckpointError, HostKeyRefused, HostUnreachable
 from gangline.provision import relay
 from gangline.provision.ask import run_there
+from gangline.provision.console import SILENT, Console
 from gangline.provision.relay import Cargo
-from gangline.provision.tell import SILENT, Console
 from gangline.provision.trees import Spot, host_layout, look
 from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder, step_folder, with_record
 from gangline.runs.cluster import Host
@@ -92,7 +92,7 @@ def bring(
     *,
     targets: Sequence[str],
     bare: Collection[str] = (),
-    tell: Console = SILENT,
+    console: Console = SILENT,
 ) -> list[str]:
     """See to it that every target has the commit record and the parts that it needs; the labels of those that got any.
 
@@ -105,7 +105,9 @@ def bring(
     for label in targets:
         place = places[label]
         place.transport.write(step_folder(place.checkpoints(run_id), choice.step) / COMMIT_FILE, choice.record)
-    lacking = bring_parts(places, run_id, choice, targets=[label for label in targets if label not in bare], tell=tell)
+    lacking = bring_parts(
+        places, run_id, choice, targets=[label for label in targets if label not in bare], console=console
+    )
     for label in _with_newer(choice, places):
         with contextlib.nullcontext() if label in targets else contextlib.suppress(HostUnreachable):
             failure = f"checkpoints newer than step {choice.step} cannot be moved aside"
@@ -114,7 +116,7 @@ def bring(
 
 
 def bring_parts(
-    places: Places, run_id: str, choice: CheckpointChoice, *, targets: Sequence[str], tell: Console = SILENT
+    places: Places, run_id: str, choice: CheckpointChoice, *, targets: Sequence[str], console: Console = SILENT
 ) -> list[str]:
     """The parts that the targets need and lack, each from any place that has it; the labels of those that got any."""
     lacking = {label: parts for label in targets if (parts := choice.lacks(label))}
@@ -123,7 +125,7 @@ def bring_parts(
     for part in choice.parts:
         labels = [label for label, parts in lacking.items() if part in parts]
         if labels:
-            _bring_part(places, run_id, choice, part, labels, tell=tell)
+            _bring_part(places, run_id, choice, part, labels, console=console)
     return list(lacking)
 
 
@@ -185,7 +187,7 @@ def _adopt(places: Places, run_id: str, record: bytes) -> None:
 
 
 def _bring_part(
-    places: Places, run_id: str, choice: CheckpointChoice, part: str, lacking: Sequence[str], *, tell: Console
+    places: Places, run_id: str, choice: CheckpointChoice, part: str, lacking: Sequence[str], *, console: Console
 ) -> None:
     """One whole part to the places that lack it, from any that has it."""
     assert choice.step is not None
@@ -193,7 +195,7 @@ def _bring_part(
     spot = _part_spot(places, source.host, run_id, step=choice.step, part=part)
     targets = [_part_spot(places, label, run_id, step=choice.step, part=part) for label in lacking]
     what = f"step {choice.step}" + (f", the part of {part}" if choice.held else "")
-    relay.bring(Cargo(what=what, source=spot, tree=look(spot), kind=CheckpointError), targets, tell=tell)
+    relay.bring(Cargo(what=what, source=spot, tree=look(spot), kind=CheckpointError), targets, console=console)
 
 
 def _part_spot(places: Places, label: str, run_id: str, *, step: int, part: str) -> Spot:

@@ -29,7 +29,7 @@ import gangline
 from gangline.errors import CheckFailed, GanglineError, RunFailed, UsageError
 from gangline.plugins import package_files
 from gangline.provision.ask import ask_agent
-from gangline.provision.tell import SILENT, Console, shown
+from gangline.provision.console import SILENT, Console, shown
 from gangline.provision.trees import (
     How,
     Mark,
@@ -422,7 +422,7 @@ def place_project(
     cluster: Cluster,
     transports: Mapping[str, Transport],
     *,
-    tell: Console = SILENT,
+    console: Console = SILENT,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Project:
     """Bring a folder to every host that lacks it, and verify it there; says what is copied and what stays behind.
@@ -430,11 +430,11 @@ def place_project(
     Raises UsageError for a folder that is too large, CheckFailed where a host has it with other content.
     """
     with _packed(folder, limit_bytes) as (project, archive, chosen):
-        _say(project, chosen, tell)
+        _say(project, chosen, console)
         absent = _verified(project, _spots(project, cluster, transports))
         lacking = [spot for spot in absent if spot.path.name not in spot.transport.names(spot.path.parent)]
         if lacking:
-            tell.progress(f"bringing {project.name} to {' '.join(spot.host.name for spot in lacking)}")
+            console.progress(f"bringing {project.name} to {' '.join(spot.host.name for spot in lacking)}")
             place_archive(archive, lacking)
         if absent:
             bare = dataclasses.replace(cluster, hosts=tuple(spot.host for spot in absent))
@@ -442,10 +442,10 @@ def place_project(
     return project
 
 
-def preview_project(folder: Path, *, tell: Console = SILENT, limit_bytes: int = LIMIT_BYTES) -> Project:
+def preview_project(folder: Path, *, console: Console = SILENT, limit_bytes: int = LIMIT_BYTES) -> Project:
     """What `place_project` would bring; says the same and changes nothing."""
     with _packed(folder, limit_bytes) as (project, _archive, chosen):
-        _say(project, chosen, tell)
+        _say(project, chosen, console)
     return project
 
 
@@ -551,11 +551,11 @@ def _described(chosen: Selection, archive: Archive) -> Project:
     )
 
 
-def _say(project: Project, chosen: Selection, tell: Console) -> None:
+def _say(project: Project, chosen: Selection, console: Console) -> None:
     changed = f" and {len(project.dirty)} changed files" if project.dirty else ""
     state = f", commit {project.commit[:12]}{changed}" if project.commit else ""
     for line in chosen.lines(f"project    {project.name}{state}"):
-        tell.report(line)
+        console.report(line)
 
 
 def _spots(project: Project, cluster: Cluster, transports: Mapping[str, Transport]) -> list[Spot]:
@@ -567,7 +567,7 @@ SOURCE = How(exact=True, skip=("__pycache__",))
 
 
 def place_code(
-    cluster: Cluster, transports: Mapping[str, Transport], *, packages: Collection[str] = (), tell: Console = SILENT
+    cluster: Cluster, transports: Mapping[str, Transport], *, packages: Collection[str] = (), console: Console = SILENT
 ) -> Cluster:
     """Bring the source to every host over ssh that lacks it; the cluster with `code` set there.
 
@@ -581,7 +581,7 @@ def place_code(
     found = look_everywhere(spots, SOURCE)
     lacking = [spot for spot, there in zip(spots, found, strict=True) if there.hash != tree.hash]
     if lacking:
-        tell.progress(f"bringing gangline's code to {' '.join(spot.host.name for spot in lacking)}")
+        console.progress(f"bringing gangline's code to {' '.join(spot.host.name for spot in lacking)}")
         with scratch_folder() as folder:
             place_archive(write_archive(Path(folder) / "code.tar", source_files(key)), lacking)
     return placed

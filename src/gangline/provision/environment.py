@@ -20,9 +20,9 @@ from gangline.errors import CheckFailed, RunFailed, UsageError
 from gangline.inventory.facts import HIGHEST, LOWEST, BuildFacts, FoundPython, Inventory, why_not
 from gangline.inventory.gather import environments_folder, read_building
 from gangline.provision.ask import ask_agent, run_there
+from gangline.provision.console import SILENT, Console, shown
 from gangline.provision.relay import Cargo, bring
 from gangline.provision.requirements import Lock, load_lock
-from gangline.provision.tell import SILENT, Console, shown
 from gangline.provision.trees import Spot, here, is_shared, spot_on
 from gangline.provision.wheelhouse import NoWheels, Platform, Wheelhouse, gather_wheels
 from gangline.runs.cluster import Cluster, Host
@@ -177,25 +177,25 @@ def choose(sites: Sequence[Site], *, without: Useless = frozenset()) -> list[Sit
 
 
 def place_locked(
-    found: Sequence[Site], *, home: Path, shared: Sequence[str] = (), tell: Console = SILENT
+    found: Sequence[Site], *, home: Path, shared: Sequence[str] = (), console: Console = SILENT
 ) -> list[Host]:
     """Build what is not there yet and verify the rest; the hosts with their Python.
 
     Raises CheckFailed for an environment that was changed after it was built, NoWheels where a package has no wheel for
     any Python of a host, RunFailed where one cannot be built.
     """
-    sites, there, houses = _prepare(found, home=home, tell=tell)
+    sites, there, houses = _prepare(found, home=home, console=console)
     lacking = [site for site in sites if site.host.name in houses]
     for site in lacking:
         _require_room(site, houses[site.host.name])
-    _bring_wheels(lacking, houses, shared=shared, tell=tell)
+    _bring_wheels(lacking, houses, shared=shared, console=console)
     once: dict[tuple[str, PurePath], Site] = {}
     for site in lacking:
         once.setdefault(_place_of(site, shared), site)
-    builders = _Builders([site.host.name for site in once.values()], tell=tell)
+    builders = _Builders([site.host.name for site in once.values()], console=console)
     built = in_parallel(lambda site: _build(site, houses[site.host.name], builders), list(once.values()))
     for line in _built_lines(list(zip(once.values(), built, strict=True)), builders.passed_s):
-        tell.report(line)
+        console.report(line)
     made = dict(zip(once, built, strict=True))
     for site in lacking:
         there[site.host.name] = made[_place_of(site, shared)]
@@ -203,12 +203,12 @@ def place_locked(
         if not wheels.is_here:  # nobody needs them any more, and they may be gigabytes
             run_there(wheels.transport, ("rm", "-rf", "--", str(wheels.path)))
     _require_equal(sites, there)
-    _warn_of_idle_gpus(sites, there, tell=tell)
+    _warn_of_idle_gpus(sites, there, console=console)
     return [site.located for site in sites]
 
 
 def _prepare(
-    found: Sequence[Site], *, home: Path, tell: Console
+    found: Sequence[Site], *, home: Path, console: Console
 ) -> tuple[list[Site], dict[str, Packages], dict[str, Wheelhouse]]:
     """A Python for every host, what is in the environments that are there, and wheels for those that are not.
 
@@ -227,12 +227,12 @@ def _prepare(
         for group in groups.values():
             kind = dataclasses.replace(group[0].kind, glibc=min(site.python.glibc for site in group))
             try:
-                house = gather_wheels(group[0].lock, kind, home=home, tell=tell)
+                house = gather_wheels(group[0].lock, kind, home=home, console=console)
             except NoWheels as error:
                 without |= {(site.host.name, site.python.version[:2]) for site in group}
                 if len(choose(found, without=without)) < len(found):
                     raise
-                tell.report(f"{error.what}: another Python is tried")
+                console.report(f"{error.what}: another Python is tried")
                 break
             houses |= {site.host.name: house for site in group}
         else:
@@ -266,12 +266,12 @@ def _require_room(site: Site, house: Wheelhouse) -> None:
 
 
 def _bring_wheels(
-    lacking: Sequence[Site], houses: Mapping[str, Wheelhouse], *, shared: Sequence[str], tell: Console
+    lacking: Sequence[Site], houses: Mapping[str, Wheelhouse], *, shared: Sequence[str], console: Console
 ) -> None:
     for house in {house.folder: house for house in houses.values()}.values():
         targets = [_wheels(site, house) for site in lacking if houses[site.host.name] is house]
         cargo = Cargo(what=f"packages for {house.python}", source=here(house.folder), tree=house.tree, kind=RunFailed)
-        bring(cargo, [target for target in targets if not target.is_here], shared=shared, tell=tell)
+        bring(cargo, [target for target in targets if not target.is_here], shared=shared, console=console)
 
 
 def _wheels(site: Site, house: Wheelhouse) -> Spot:
@@ -289,11 +289,11 @@ def _place_of(site: Site, shared: Sequence[str]) -> tuple[str, PurePath]:
 class _Builders:
     """Hosts that build at the same time, in one line."""
 
-    def __init__(self, names: Sequence[str], *, tell: Console) -> None:
+    def __init__(self, names: Sequence[str], *, console: Console) -> None:
         self._at_work = dict.fromkeys(names, "")
         self._begun_s = time.monotonic()
         self._lock = threading.Lock()
-        self._tell = tell
+        self._console = console
 
     @property
     def passed_s(self) -> float:
@@ -307,14 +307,14 @@ class _Builders:
             self._at_work[name] = what
             first = next(iter(self._at_work)) == name
             if changed or first:
-                self._tell.progress(self._line())
+                self._console.progress(self._line())
 
     def whole(self, name: str) -> None:
         """One of them is ready."""
         with self._lock:
             del self._at_work[name]
             if self._at_work:
-                self._tell.progress(self._line())
+                self._console.progress(self._line())
 
     def _line(self) -> str:
         waiting = [f"{name} ({shown(what)})" if "wait" in what else name for name, what in self._at_work.items()]
@@ -353,11 +353,11 @@ def _built_lines(built: Sequence[tuple[Site, Packages]], passed_s: float) -> lis
     ]
 
 
-def _warn_of_idle_gpus(sites: Sequence[Site], there: Mapping[str, Packages], *, tell: Console) -> None:
+def _warn_of_idle_gpus(sites: Sequence[Site], there: Mapping[str, Packages], *, console: Console) -> None:
     for site in sites:
         version = str(there[site.host.name].get("torch", [""])[0])
         if site.has_gpu and version.endswith("+cpu"):
-            tell.report(
+            console.report(
                 f"{site.host.name} has a GPU and gets torch {shown(version)}, which cannot use it: pip on this "
                 "computer finds no other build; name an index with one in pip's configuration or in a lock of your own"
             )
@@ -415,7 +415,7 @@ class Provider(Protocol):
         """The hosts as `place` gives them back; changes nothing."""
         ...
 
-    def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Console) -> list[Host]:
+    def place(self, hosts: Sequence[Host], ground: Ground, *, console: Console) -> list[Host]:
         """See to it that the Python is there; the hosts with `python` and `prefix`."""
         ...
 
@@ -427,7 +427,7 @@ class ExistingEnvironment:
         """See `Provider.preview`."""
         return [wrapped(host, has_gpu=ground.gpus.get(host.name, False)) for host in hosts]
 
-    def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Console) -> list[Host]:  # noqa: ARG002  (says nothing)
+    def place(self, hosts: Sequence[Host], ground: Ground, *, console: Console) -> list[Host]:  # noqa: ARG002  (says nothing)
         """See `Provider.place`."""
         return self.preview(hosts, ground)
 
@@ -439,11 +439,11 @@ class Locked:
         """See `Provider.preview`."""
         return [site.located for site in choose(look_around(hosts, ground.transports, ground.gpus))]
 
-    def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Console) -> list[Host]:
+    def place(self, hosts: Sequence[Host], ground: Ground, *, console: Console) -> list[Host]:
         """See `Provider.place`."""
-        tell.progress("looking for Pythons")
+        console.progress("looking for Pythons")
         sites = look_around(hosts, ground.transports, ground.gpus)
-        return place_locked(sites, home=ground.home, shared=ground.shared, tell=tell)
+        return place_locked(sites, home=ground.home, shared=ground.shared, console=console)
 
 
 PROVIDERS: Mapping[str, Provider] = {
@@ -459,14 +459,14 @@ def place_environments(
     transports: Mapping[str, Transport],
     *,
     home: Path,
-    tell: Console = SILENT,
+    console: Console = SILENT,
 ) -> Cluster:
     """See to it that every host has its Python; the cluster with `python` and `prefix` set. See `compare_environments`.
 
     Raises CheckFailed, NoWheels, RunFailed or UsageError, each naming the host.
     """
     ground = Ground.of(cluster, inventory, transports, home=home)
-    return _by_provider(cluster, lambda provider, hosts: provider.place(hosts, ground, tell=tell))
+    return _by_provider(cluster, lambda provider, hosts: provider.place(hosts, ground, console=console))
 
 
 def preview_environments(cluster: Cluster, inventory: Inventory, transports: Mapping[str, Transport]) -> Cluster:

@@ -17,9 +17,9 @@ from typing import Any
 from gangline.errors import DataError, GanglineError, ModelError
 from gangline.provision.ask import OnProgress, ask_worker
 from gangline.provision.code import HEAD_BYTES, is_no_source, is_private_key, is_secret
+from gangline.provision.console import SILENT, Console, Ticks, shown
 from gangline.provision.environment import seeing
 from gangline.provision.relay import Cargo, Delivery, bring
-from gangline.provision.tell import SILENT, Console, Ticks, shown
 from gangline.provision.trees import (
     How,
     Spot,
@@ -72,7 +72,7 @@ class Reads:
 
 
 def bring_reads(
-    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, tell: Console = SILENT
+    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, console: Console = SILENT
 ) -> Reads:
     """Bring a model folder to every host and data files to the head, where they lack it, by content.
 
@@ -80,32 +80,32 @@ def bring_reads(
     stay as they are. home: hashes are remembered there. Raises ModelError or DataError.
     """
     return Reads(
-        models=_bring_model(job, cluster, transports, home=home, tell=tell),
-        data=_bring_data(job, cluster, transports, home=home, tell=tell),
+        models=_bring_model(job, cluster, transports, home=home, console=console),
+        data=_bring_data(job, cluster, transports, home=home, console=console),
     )
 
 
 def _bring_model(
-    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, tell: Console
+    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, console: Console
 ) -> dict[str, str]:
     folder = Path(job.model.path)
     away = [host for host in cluster.hosts if host.transport != "local"]
     if not away or not folder.is_dir():
         return {}
     files = model_files(folder, weights=job.model.start == "pretrained")
-    source, tree = _hashed(folder, tuple(files), home=home, tell=tell)
-    in_place = _in_place(away, transports, folder, tree, tell=tell)
+    source, tree = _hashed(folder, tuple(files), home=home, console=console)
+    in_place = _in_place(away, transports, folder, tree, console=console)
     lacking = [host for host in away if host.name not in in_place]
     name = f"{name_from(folder, otherwise='model')}-{str(tree.hash)[:16]}"
     targets = [spot_on(host, transports, PurePath(host.workdir) / "models" / name) for host in lacking]
     what = f"model {shown(folder.name)}"
     cargo = Cargo(what=what, source=source, tree=tree, files=files, kind=ModelError)
-    bring(cargo, targets, shared=cluster.shared, tell=tell)
+    bring(cargo, targets, shared=cluster.shared, console=console)
     return in_place | {target.host.name: str(target.path) for target in targets}
 
 
 def _bring_data(
-    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, tell: Console
+    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, console: Console
 ) -> dict[str, str]:
     if cluster.head.transport == "local":
         return {}
@@ -114,13 +114,15 @@ def _bring_data(
         path = Path(file)
         if not path.is_file():
             continue
-        source, tree = _hashed(path, None, home=home, tell=tell)
-        if in_place := _in_place([cluster.head], transports, path, tree, tell=tell):
+        source, tree = _hashed(path, None, home=home, console=console)
+        if in_place := _in_place([cluster.head], transports, path, tree, console=console):
             found |= {file: in_place[cluster.head.name]}
             continue
         folder = PurePath(cluster.head.workdir) / "inputs" / str(tree.hash)[:16]
         target = spot_on(cluster.head, transports, folder / path.name)
-        bring(Cargo(what=f"data {shown(path.name)}", source=source, tree=tree, kind=DataError), [target], tell=tell)
+        bring(
+            Cargo(what=f"data {shown(path.name)}", source=source, tree=tree, kind=DataError), [target], console=console
+        )
         found[file] = str(target.path)
     return found
 
@@ -130,18 +132,18 @@ def _data_files(job: Job) -> Iterator[str]:
         yield from source.files if source else ()
 
 
-def _hashed(path: Path, names: tuple[str, ...] | None, *, home: Path, tell: Console) -> tuple[Spot, Tree]:
+def _hashed(path: Path, names: tuple[str, ...] | None, *, home: Path, console: Console) -> tuple[Spot, Tree]:
     source = here(path, home=home)
-    return source, look(source, How(remember=True, names=names), tell=tell)
+    return source, look(source, How(remember=True, names=names), console=console)
 
 
 def _in_place(
-    hosts: list[Host], transports: Mapping[str, Transport], path: Path, tree: Tree, *, tell: Console
+    hosts: list[Host], transports: Mapping[str, Transport], path: Path, tree: Tree, *, console: Console
 ) -> dict[str, str]:
     """Hosts that have the very path with the very content."""
     spots = [spot_on(host, transports, path) for host in hosts]
     names = tuple(tree.files) if tree.kind == "folder" else None
-    found = look_everywhere(spots, How(remember=True, names=names), tell=tell)
+    found = look_everywhere(spots, How(remember=True, names=names), console=console)
     return {spot.host.name: str(path) for spot, there in zip(spots, found, strict=True) if there.hash == tree.hash}
 
 
@@ -229,7 +231,7 @@ def distribute(
     inputs: Inputs,
     *,
     scratch: Path | None = None,
-    tell: Console = SILENT,
+    console: Console = SILENT,
 ) -> list[str]:
     """Bring the head's token sets to hosts that lack them or have others; the names of the hosts that got something.
 
@@ -242,9 +244,9 @@ def distribute(
         if content_hash is None or not targets:
             continue
         cargo = Cargo(what=what, source=source, tree=_verified(source), kind=DataError)
-        deliveries[what] = bring(cargo, targets, shared=cluster.shared, scratch=scratch, tell=Ticks(tell))
+        deliveries[what] = bring(cargo, targets, shared=cluster.shared, scratch=scratch, console=Ticks(console))
     for line in _lines(deliveries):
-        tell.report(line)
+        console.report(line)
     return list(dict.fromkeys(host for delivery in deliveries.values() for host in delivery.served))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.provision.ask import ask_agent, run_there
-from gangline.provision.tell import SILENT, Console, Meter, shown
+from gangline.provision.console import SILENT, Console, Meter, shown
 from gangline.provision.trees import (
     REMEMBERED,
     Spot,
@@ -110,7 +110,7 @@ def bring(
     *,
     shared: Sequence[str] = (),
     scratch: Path | None = None,
-    tell: Console = SILENT,
+    console: Console = SILENT,
 ) -> Delivery:
     """See to it that every target holds the cargo; those that do are left alone. Raises `cargo.kind`, HostUnreachable.
 
@@ -118,14 +118,14 @@ def bring(
     scratch: a folder of this computer for what has to pass through it.
     """
     targets = [target for target in targets if not same_place(target, cargo.source)]
-    trees = look_everywhere(targets, dataclasses.replace(REMEMBERED, what=cargo.what), tell=tell)
+    trees = look_everywhere(targets, dataclasses.replace(REMEMBERED, what=cargo.what), console=console)
     lacking = [target for target, tree in zip(targets, trees, strict=True) if tree.hash != cargo.tree.hash]
     for target, tree in zip(targets, trees, strict=True):
         if target in lacking and tree.free_bytes is not None and tree.free_bytes < cargo.tree.num_bytes:
             _require_room(cargo, target, tree.free_bytes)
     once, others = _once_if_shared(lacking, shared)
     having = [target for target in targets if target not in lacking]
-    delivery = _FanOut(cargo, having, scratch=scratch, tell=tell).serve(once)
+    delivery = _FanOut(cargo, having, scratch=scratch, console=console).serve(once)
     for target in others:
         if look(target).hash != cargo.tree.hash:
             raise cargo.kind(
@@ -134,7 +134,7 @@ def bring(
                 fix="mount it there, or take it off `shared` in the cluster file",
             )
     for line in delivery.lines(cargo.what):
-        tell.report(line)
+        console.report(line)
     return delivery
 
 
@@ -167,12 +167,12 @@ def _once_if_shared(lacking: Sequence[Spot], shared: Sequence[str]) -> tuple[lis
 class _FanOut:
     """One delivery under way."""
 
-    def __init__(self, cargo: Cargo, having: Iterable[Spot], *, scratch: Path | None, tell: Console) -> None:
+    def __init__(self, cargo: Cargo, having: Iterable[Spot], *, scratch: Path | None, console: Console) -> None:
         self._cargo = cargo
         self._holders = [spot for spot in [cargo.source, *having] if not spot.is_here]
         self._scratch = scratch
         self._peers: dict[str, dict[str, Any] | None] = {}
-        self._meter = Meter(tell, cargo.what)
+        self._meter = Meter(console, cargo.what)
         self._hops: list[tuple[str, str]] = []
         self._obstacles: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UsageError
-from gangline.provision.tell import shown
+from gangline.provision.console import shown
 from gangline.transport.fanout import once
 
 if TYPE_CHECKING:  # importing packaging takes 40 ms, and most commands read no lock

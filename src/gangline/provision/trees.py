@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.provision.ask import TIMEOUT_S, ask_agent
-from gangline.provision.tell import SILENT, Console, shown
+from gangline.provision.console import SILENT, Console, shown
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import json_object
 from gangline.runs.gang import Gang
@@ -115,7 +115,7 @@ CONTENT = How()
 REMEMBERED = How(remember=True)
 
 
-def look(spot: Spot, how: How = CONTENT, *, tell: Console = SILENT) -> Tree:
+def look(spot: Spot, how: How = CONTENT, *, console: Console = SILENT) -> Tree:
     """What lies at a spot, hashed there."""
     files: dict[str, Mark] = {}
 
@@ -124,7 +124,7 @@ def look(spot: Spot, how: How = CONTENT, *, tell: Console = SILENT) -> Tree:
             files.update({name: (int(mark[0]), str(mark[1])) for name, mark in record["files"].items()})
         elif total := record.get("total_bytes"):
             percent = 100 * record["done_bytes"] // total
-            tell.progress(
+            console.progress(
                 f"hashing {how.what or spot.path.name} on {spot.host.name}: {percent} % of {format_bytes(total)}"
             )
         if len(files) > NAMES_LIMIT:
@@ -145,9 +145,9 @@ def look(spot: Spot, how: How = CONTENT, *, tell: Console = SILENT) -> Tree:
         ) from error
 
 
-def look_everywhere(spots: Sequence[Spot], how: How = CONTENT, *, tell: Console = SILENT) -> list[Tree]:
+def look_everywhere(spots: Sequence[Spot], how: How = CONTENT, *, console: Console = SILENT) -> list[Tree]:
     """What lies at each spot, all at the same time."""
-    return in_parallel(lambda spot: look(spot, how, tell=tell), spots)
+    return in_parallel(lambda spot: look(spot, how, console=console), spots)
 
 
 def tree_of(marks: Mapping[str, Mark], *, kind: Literal["file", "folder"] = "folder") -> Tree:

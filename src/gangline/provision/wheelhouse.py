@@ -22,8 +22,8 @@ from importlib import metadata
 from pathlib import Path
 
 from gangline.errors import GanglineError
+from gangline.provision.console import SILENT, Console, shown
 from gangline.provision.requirements import Lock, Pin, pin_of
-from gangline.provision.tell import SILENT, Console, shown
 from gangline.provision.trees import Tree, look
 from gangline.provision.trees import here as spot_here
 from gangline.runs.cluster import Host
@@ -113,7 +113,7 @@ class NoWheels(GanglineError):
     """For this kind of host there is a package without a wheel."""
 
 
-def gather_wheels(lock: Lock, kind: Platform, *, home: Path, tell: Console = SILENT) -> Wheelhouse:
+def gather_wheels(lock: Lock, kind: Platform, *, home: Path, console: Console = SILENT) -> Wheelhouse:
     """Have pip on this computer download what is not there yet.
 
     Hosts without a GPU get the CPU build of torch where pip finds one under that version. Raises NoWheels where a
@@ -123,25 +123,25 @@ def gather_wheels(lock: Lock, kind: Platform, *, home: Path, tell: Console = SIL
     name = f"{lock.hash}-{kind.python_tag}-{kind.machine}-glibc{kind.glibc[0]}.{kind.glibc[1]}"
     folder = house / f"{name}-{'gpu' if kind.has_gpu else 'cpu'}"
     if not mark_used(folder):
-        _gather(lock, kind, folder, tell=tell)
-    delete_unused(house, tell=tell)
+        _gather(lock, kind, folder, console=console)
+    delete_unused(house, console=console)
     requirements = (folder / REQUIREMENTS).read_text("utf-8")
     return Wheelhouse(folder=folder, requirements=requirements, tree=look(spot_here(folder)), python=kind.python)
 
 
-def _gather(lock: Lock, kind: Platform, folder: Path, *, tell: Console) -> None:
+def _gather(lock: Lock, kind: Platform, folder: Path, *, console: Console) -> None:
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700, parents=True)
     try:
-        _download_any(_choices(lock, kind), lock, kind, fresh, tell=tell)
-        _add_uv(lock, kind, fresh, tell=tell)
+        _download_any(_choices(lock, kind), lock, kind, fresh, console=console)
+        _add_uv(lock, kind, fresh, console=console)
         rows = [_row(path) for path in sorted(fresh.glob("*.whl"))]
         (fresh / REQUIREMENTS).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
         (fresh / WHOLE).touch()
         size = format_bytes(size_of(fresh))
         _keep(fresh, folder)
-        tell.report(f"{len(rows)} packages for {kind.words} gathered: {size}")
+        console.report(f"{len(rows)} packages for {kind.words} gathered: {size}")
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -170,17 +170,17 @@ def _cpu_build(pin: Pin) -> Pin:
     return pin_of(pin.at(f"{pin.version}+cpu"))
 
 
-def _download_any(choices: list[list[Pin]], lock: Lock, kind: Platform, folder: Path, *, tell: Console) -> None:
+def _download_any(choices: list[list[Pin]], lock: Lock, kind: Platform, folder: Path, *, console: Console) -> None:
     for pins in choices:
-        result = _run_pip(wanted_text(pins, lock), kind, folder, num_packages=len(pins), tell=tell)
+        result = _run_pip(wanted_text(pins, lock), kind, folder, num_packages=len(pins), console=console)
         if result.returncode == 0:
             return
         if pins is choices[-1] or "torch==" not in _last_words(result) or _is_cut_off(result):
             raise _failed(result, kind)
-        tell.report(NO_CPU_BUILD.format(version=pins[0].version.partition("+")[0]))
+        console.report(NO_CPU_BUILD.format(version=pins[0].version.partition("+")[0]))
 
 
-def _add_uv(lock: Lock, kind: Platform, folder: Path, *, tell: Console) -> None:
+def _add_uv(lock: Lock, kind: Platform, folder: Path, *, console: Console) -> None:
     """The uv that came with gangline, if it runs on such a host; otherwise pip brings the same version for it."""
     from packaging.tags import parse_tag
 
@@ -199,7 +199,7 @@ def _add_uv(lock: Lock, kind: Platform, folder: Path, *, tell: Console) -> None:
         shutil.copyfile(programs[0], folder / UV)
     else:
         apart = folder / "apart"  # the lock may name uv, too
-        _download_any([[pin_of(f"{UV}=={own.version}")]], lock, kind, apart, tell=tell)
+        _download_any([[pin_of(f"{UV}=={own.version}")]], lock, kind, apart, console=console)
         with zipfile.ZipFile(next(apart.glob(f"{UV}-*.whl"))) as packed:
             (name,) = [name for name in packed.namelist() if name.endswith(f".data/scripts/{UV}")]
             (folder / UV).write_bytes(packed.read(name))
@@ -234,11 +234,11 @@ def wanted_text(pins: Sequence[Pin], lock: Lock) -> str:
     return "".join(f"{line}\n" for line in [*lock.options, *rows])
 
 
-def _run_pip(text: str, kind: Platform, folder: Path, *, num_packages: int, tell: Console) -> CommandResult:
+def _run_pip(text: str, kind: Platform, folder: Path, *, num_packages: int, console: Console) -> CommandResult:
     here = LocalTransport(Host(name="this computer", workdir="", python=sys.executable))
     wanted, begun = folder.with_name(f"{folder.name}.txt"), folder.with_name(f"{folder.name}.begun")
     begun.mkdir(mode=0o700, exist_ok=True)  # pip would take /tmp, which may be memory, for gigabytes
-    watch = Gathering(kind.words, begun, num_packages=num_packages, tell=tell)
+    watch = Gathering(kind.words, begun, num_packages=num_packages, console=console)
     write_atomic(wanted, text.encode())
     try:
         with watch.beating():
@@ -289,11 +289,11 @@ def _failed(result: CommandResult, kind: Platform) -> GanglineError:
 class Gathering:
     """How far pip is, told every second: one package may take minutes, in which it says nothing."""
 
-    def __init__(self, kind: str, folder: Path, *, num_packages: int, tell: Console) -> None:
+    def __init__(self, kind: str, folder: Path, *, num_packages: int, console: Console) -> None:
         self._kind = kind
         self._folder = folder
         self._num_packages = num_packages
-        self._tell = tell
+        self._console = console
         self._seen: list[str] = []
         self._begun_s = time.monotonic()
 
@@ -329,7 +329,7 @@ class Gathering:
         # pip downloads into folders of their own; a file beside them is the copy for its cache
         size = sum(size_of(path) for path in self._folder.iterdir() if path.is_dir())
         loaded = f", {format_bytes(size)}" if size else ""
-        self._tell.progress(f"packages for {self._kind}: {last}{loaded}, {time.monotonic() - self._begun_s:.0f} s")
+        self._console.progress(f"packages for {self._kind}: {last}{loaded}, {time.monotonic() - self._begun_s:.0f} s")
 
 
 def size_of(folder: Path) -> int:
@@ -350,7 +350,7 @@ def mark_used(folder: Path) -> bool:
     return False
 
 
-def delete_unused(house: Path, *, tell: Console = SILENT) -> None:
+def delete_unused(house: Path, *, console: Console = SILENT) -> None:
     """Delete what was not used for 30 days, and what an interrupted start left there so long ago."""
     old: list[Path] = []
     with locked(house):
@@ -364,7 +364,7 @@ def delete_unused(house: Path, *, tell: Console = SILENT) -> None:
     for path in old:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     if old:
-        tell.report(f"wheels that were not used for 30 days deleted: {format_bytes(size)} in {house}")
+        console.report(f"wheels that were not used for 30 days deleted: {format_bytes(size)} in {house}")
 
 
 @contextlib.contextmanager

@@ -12,9 +12,7 @@ missing one a FileNotFoundError.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import json
 import os
 import re
@@ -87,7 +85,7 @@ def load_record(path: Path, kind: type[T] | Callable[[dict[str, Any]], T]) -> T:
 
     kind: a dataclass (its `from_json`, where it has one), or a function of the record's keys.
     """
-    return decode_record(read_regular(path), path, kind)
+    return decode_record(read_regular(path), path_on_disk(path), kind)
 
 
 def load_if_there(path: Path, kind: type[T] | Callable[[dict[str, Any]], T]) -> T | None:
@@ -161,18 +159,17 @@ def run_of(path: PurePath) -> str | None:
     )
 
 
+def path_on_disk(path: Path) -> Path:
+    """The file under its name of now, or of the old format where only that one is there."""
+    there = (path.with_name(name) for name in (path.name, *old_format.old_names(path.name)))
+    return next(filter(os.path.lexists, there), path)
+
+
 def read_regular(path: Path, *, limit: int = LIMIT_BYTES) -> bytes:
     """The content of a regular file, under its name of now or of the old format; raises FileNotFoundError, and
     RecordError for anything else that cannot be read.
     """
-    names = (path.name, *old_format.old_names(path.name))
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            return _read_regular(path.with_name(name), limit)
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-
-
-def _read_regular(path: Path, limit: int) -> bytes:
+    path = path_on_disk(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: a FIFO without a writer
         with os.fdopen(descriptor, "rb") as stream:

@@ -18,7 +18,7 @@ from gangline.provision.checkpoint_sources import (
     rejected_error,
     survey_places,
 )
-from gangline.provision.tell import SILENT, Console
+from gangline.provision.console import SILENT, Console
 from gangline.provision.trees import host_layout
 from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder
 from gangline.runs.cluster import Cluster, Host
@@ -71,12 +71,12 @@ def find_saved(
     )
 
 
-def complete(saved: SavedPart, run_id: str, *, tell: Console = SILENT) -> None:
+def complete(saved: SavedPart, run_id: str, *, console: Console = SILENT) -> None:
     """Bring the parts that its host lacks, where a checkpoint lies in parts. Raises GanglineError."""
     if saved.choice.held and saved.choice.record is not None:
         host = saved.place.host.name
         saved.place.transport.write(saved.part.parent / COMMIT_FILE, saved.choice.record)
-        bring_parts(saved.places, run_id, saved.choice, targets=[host], tell=tell)
+        bring_parts(saved.places, run_id, saved.choice, targets=[host], console=console)
 
 
 def export_argv(saved: SavedPart, *, to: Path | None, merged: bool) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def export_model(
     target = (to or layout.export / _name(saved, merged)).absolute()
     if fetched and target.exists():
         raise UsageError(f"{target} exists", seen="expected a new folder", fix="name another one: --to DIR")
-    complete(saved, layout.run_id, tell=_Ticking(on_text))
+    complete(saved, layout.run_id, console=_Ticking(on_text))
     record = ask_worker(
         host,
         transport,

@@ -110,7 +110,7 @@ def test_every_host_gets_the_environment_of_the_lock_and_keeps_it(
     cluster, transports = kennel(tmp_path, "pc1", "pc2")
     cluster, lines = locked(cluster, lock), Lines()
     preview = preview_environments(cluster, NOBODY, transports)
-    placed = place(cluster, transports, tmp_path, tell=lines)
+    placed = place(cluster, transports, tmp_path, console=lines)
     assert placed == preview
     for host in placed.hosts:
         folder = Path(host.python).parents[1]
@@ -152,7 +152,7 @@ def test_hosts_with_one_shared_work_folder_build_once(tmp_path: Path, shop: Path
     cluster, transports = kennel(tmp_path, "pc1", "pc2", workdir=str(tmp_path / "nas" / "gangline"))
     cluster = dataclasses.replace(locked(cluster, lock), shared=(str(tmp_path / "nas"),))
     lines = Lines()
-    placed = place(cluster, transports, tmp_path, tell=lines)
+    placed = place(cluster, transports, tmp_path, console=lines)
     assert sum(line.startswith("environment built") for line in lines.said) == 1
     assert placed.hosts[0].python == placed.hosts[1].python
 
@@ -224,7 +224,7 @@ def test_where_pip_has_no_cpu_build_any_will_do(tmp_path: Path, shop: Path) -> N
     make_wheel(shop, "torch", "2.13.0")
     kind = Platform(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=False)
     lines = Lines()
-    house = gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path, tell=lines)
+    house = gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path, console=lines)
     assert house.requirements.startswith("torch==2.13.0 --hash=sha256:")
     assert lines.said[0].startswith("pip finds no CPU build of torch 2.13.0: ")
 
@@ -337,7 +337,7 @@ def test_a_uv_that_cannot_be_started_says_what_the_host_needs(
 
 def test_hosts_that_build_at_once_share_one_line_and_who_is_ready_leaves_it() -> None:
     lines = Lines()
-    builders = module._Builders(["pc1", "pc2"], tell=lines)
+    builders = module._Builders(["pc1", "pc2"], console=lines)
     builders.at("pc1", "packages")
     builders.at("pc2", "wait for another start that builds the same")
     builders.at("pc2", "wait for another start that builds the same")
@@ -358,7 +358,7 @@ def test_hosts_with_the_same_environment_are_told_in_one_line() -> None:
 
 def test_a_download_says_how_much_is_there(tmp_path: Path) -> None:
     lines = Lines()
-    gathering = Gathering("Python 3.11 with a GPU", tmp_path, num_packages=58, tell=lines)
+    gathering = Gathering("Python 3.11 with a GPU", tmp_path, num_packages=58, console=lines)
     with gathering.beating():
         (tmp_path / "pip-unpack").mkdir()
         (tmp_path / "pip-unpack" / "torch.whl").write_bytes(b"x" * 2048)
@@ -377,7 +377,7 @@ def test_a_gpu_that_nobody_can_use_is_told(tmp_path: Path, shop: Path) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
     lines = Lines()
     ground = Ground(transports=transports, gpus={"pc1": True}, home=tmp_path / "home")
-    PROVIDERS["locked"].place(locked(cluster, lock).hosts, ground, tell=lines)
+    PROVIDERS["locked"].place(locked(cluster, lock).hosts, ground, console=lines)
     assert lines.said[-1].startswith("pc1 has a GPU and gets torch 2.13.0+cpu, which cannot use it")
 
 

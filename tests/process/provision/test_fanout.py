@@ -118,7 +118,7 @@ def test_it_goes_from_host_to_host_and_leaves_this_computer_once(tmp_path: Path,
     names = ["pc1", "pc2", "pc3", "pc4"]
     targets = spots(tmp_path, dict.fromkeys(names, names))
     lines = Lines()
-    delivery = bring(cargo_of(folder), targets, tell=lines)
+    delivery = bring(cargo_of(folder), targets, console=lines)
     assert delivery.hops[:2] == (("this computer", "pc1"), ("pc1", "pc2"))
     assert len({source for source, _ in delivery.hops}) == 3
     assert sorted(delivery.served) == names
@@ -142,7 +142,7 @@ def test_hosts_that_cannot_log_in_to_each_other_get_it_from_here_and_the_reason_
 ) -> None:
     targets = spots(tmp_path, {"pc1": [], "pc2": [], "pc3": []})
     lines = Lines()
-    delivery = bring(cargo_of(folder), targets, tell=lines)
+    delivery = bring(cargo_of(folder), targets, console=lines)
     assert {source for source, _ in delivery.hops} == {"this computer"}
     assert {content(target) for target in targets} == {b"w" * 1000}
     assert lines.said[1] == "  pc1 cannot send to pc2: Permission denied (publickey)?[31m."

@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 def test_every_host_gets_the_same_bytes_links_and_programs(tmp_path: Path, folder: Path) -> None:
     cluster, transports = kennel(tmp_path, "pc1", "pc2")
     lines = Lines()
-    project = place_project(folder, cluster, transports, tell=lines)
+    project = place_project(folder, cluster, transports, console=lines)
     for host in cluster.hosts:
         there = Path(project.folder(host))
         assert there == tmp_path / host.name / "projects" / f"my-project-{project.tree[:16]}"
@@ -149,7 +149,7 @@ def test_a_git_tree_is_recorded_with_its_uncommitted_changes(tmp_path: Path, fol
     (folder / "new.py").write_text("")
     (folder / "start.sh").unlink()
     lines = Lines()
-    dirty = place_project(folder, cluster, transports, tell=lines)
+    dirty = place_project(folder, cluster, transports, console=lines)
     assert (dirty.commit, dirty.dirty) == (clean.commit, ("new.py", "start.sh", "train.py"))
     assert dirty.diff
     assert dirty.tree != clean.tree

@@ -92,7 +92,7 @@ def test_of_a_checkpoint_in_parts_the_host_that_exports_gets_the_others_parts(wo
     other = part_folder(world.host("a", run_id).checkpoints, 40, "b")
     assert not other.exists()
     said: list[str] = []
-    complete(saved, run_id, tell=Said(said))
+    complete(saved, run_id, console=Said(said))
     assert verify_part(other) == []
     assert any("copied step 40, the part of b from b to a" in line for line in said)
     assert not part_folder(world.host("b", run_id).checkpoints, 40, "a").exists()

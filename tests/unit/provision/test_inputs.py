@@ -102,7 +102,7 @@ def test_from_a_head_elsewhere_the_sets_pass_through_this_computer(cluster: Clus
     lines = Lines()
     transports = {host.name: LocalTransport(host) for host in hosts}
     away = dataclasses.replace(cluster, hosts=hosts)
-    assert distribute(away, transports, INPUTS, scratch=tmp_path / "home", tell=lines) == ["pc2", "pc3"]
+    assert distribute(away, transports, INPUTS, scratch=tmp_path / "home", console=lines) == ["pc2", "pc3"]
     assert file_of(tmp_path, "pc3", "beef").read_bytes() == b"the tokens to test"
     assert list((tmp_path / "home").iterdir()) == []
     (line,) = lines.said
@@ -114,10 +114,10 @@ def test_where_only_some_of_it_was_brought_it_is_said_what(cluster: Cluster, tmp
     file_of(tmp_path, "pc2").unlink()
     lines = Lines()
     transports = {host.name: LocalTransport(host) for host in cluster.hosts}
-    assert distribute(cluster, transports, INPUTS, tell=lines) == ["pc2"]
+    assert distribute(cluster, transports, INPUTS, console=lines) == ["pc2"]
     assert [line.partition(":")[0] for line in lines.said] == ["copied training tokens from pc1 to pc2"]
     assert any(line.startswith("training tokens to pc2: ") for line in lines.ticked)
-    assert distribute(cluster, transports, INPUTS, tell=lines) == []
+    assert distribute(cluster, transports, INPUTS, console=lines) == []
     assert len(lines.said) == 1
 
 
@@ -125,7 +125,7 @@ def test_training_data_alone_is_called_tokens(cluster: Cluster) -> None:
     lines = Lines()
     transports = {host.name: LocalTransport(host) for host in cluster.hosts}
     alone = dataclasses.replace(INPUTS, evaluation=None)
-    assert distribute(cluster, transports, alone, tell=lines) == ["pc2", "pc3"]
+    assert distribute(cluster, transports, alone, console=lines) == ["pc2", "pc3"]
     assert [line.partition(":")[0] for line in lines.said] == ["copied tokens from pc1 to pc2, pc3"]
 
 

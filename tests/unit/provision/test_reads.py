@@ -57,7 +57,7 @@ def bring(job: Job, cluster: Cluster, transports: dict[str, HostTransport], tmp_
 def test_every_host_gets_the_model_and_the_head_the_data(tmp_path: Path, model: Path, corpus: Path) -> None:
     cluster, transports = kennel(tmp_path, "pc1", "pc2")
     lines = Lines()
-    found = bring(job_of(model, corpus), cluster, transports, tmp_path, tell=lines)
+    found = bring(job_of(model, corpus), cluster, transports, tmp_path, console=lines)
     for host in cluster.hosts:
         there = Path(found.models[host.name])
         assert there.parent == Path(host.workdir) / "models"

@@ -36,10 +36,10 @@ def test_what_was_used_lately_stays_and_the_rest_goes(house):
     fill(house, ".interrupted.4711", age_s=KEPT_S + 60, whole=False)
     fill(house, ".under-way.4712", whole=False)
     lines = Lines()
-    delete_unused(house, tell=lines)
+    delete_unused(house, console=lines)
     assert names(house) == [".under-way.4712", "new"]
     assert lines.said == [f"wheels that were not used for 30 days deleted: 4 KiB in {house}"]
-    delete_unused(house, tell=lines)
+    delete_unused(house, console=lines)
     assert len(lines.said) == 1
 
 

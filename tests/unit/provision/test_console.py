@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.provision.tell import Meter, shown
+from gangline.provision.console import Meter, shown
 from tests.unit.provision.hosts import Lines
 
 GIB = 1 << 30

@@ -42,8 +42,8 @@ SILENT = SilentConsole()
 class Ticks:
     """Passes on how a step is getting on, and keeps the lines that stay to itself: somebody else says them."""
 
-    def __init__(self, tell: Console) -> None:
-        self.progress = tell.progress
+    def __init__(self, console: Console) -> None:
+        self.progress = console.progress
 
     def report(self, line: str) -> None:
         """See `Console.report`."""
@@ -58,8 +58,8 @@ def shown(text: str) -> str:
 class Meter:
     """Bytes of one thing on their way to several places at once: `model to pc2 pc3: 62 % of 14.2 GiB, 40.0 s left`."""
 
-    def __init__(self, tell: Console, what: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell = tell
+    def __init__(self, console: Console, what: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
         self._what = what
         self._clock = clock
         self._begun_s = clock()
@@ -83,7 +83,7 @@ class Meter:
                 return
             self._told_s = now_s
             line = self._line()
-        self._tell.progress(line)
+        self._console.progress(line)
 
     def whole(self, place: str) -> None:
         """Everything is there."""
