@@ -48,18 +48,18 @@ NO_ROOM = "no room"
 DECIDE = """
 import sys, time
 from pathlib import Path
-from tests.unit.planner.worlds import question, world
+from tests.unit.planner.worlds import query, world
 import dataclasses
 from gangline.planner.decision import decide
 from gangline.planner.decision import ways_out
 from gangline.decide.hosts import SpeedTable
 hosts, model, method = sys.argv[1:]
-job = question(model, method=method, batch=240, targets=("all-linear",) if method == "full" else ("q_proj", "v_proj"))
+job = query(model, method=method, batch=240, targets=("all-linear",) if method == "full" else ("q_proj", "v_proj"))
 job = dataclasses.replace(job, compute=SpeedTable(architecture=job.architecture, home=Path("nowhere")).of)
 begun = time.process_time()
 machines = world(hosts, wire="10gbit")
-verdict = decide(job, machines)
-ways = ways_out(job, machines) if verdict.best is None else []
+choice = decide(job, machines)
+ways = ways_out(job, machines) if choice.best is None else []
 print(time.process_time() - begun, "torch" in sys.modules)
 """
 JOB = Path(__file__).parent.parent / "examples" / "home_lan" / "job.yaml"
