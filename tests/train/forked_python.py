@@ -8,7 +8,7 @@ signals on, and ends as that process ends. Where the program is killed, the zygo
 does everything else, torchrun too, which starts its ranks with this program again (PYTHON_EXEC).
 
 The parent of such a process is the zygote, and its environment as /proc shows it is the zygote's: what looks for
-processes of a run finds the program. The story of test_story.py takes the real Python for everything.
+processes of a run finds the program. The story of tests/lab/test_story.py takes the real Python for everything.
 """
 
 import atexit

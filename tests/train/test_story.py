@@ -28,9 +28,9 @@ THREE = {"pc1": {"share": 3}, "pc2": {"share": 2}, "pc3": {"share": 1, "env": {"
 
 
 @pytest.fixture(scope="module")
-def user(world, tmp_path_factory):
+def user(world, quick_python, tmp_path_factory):
     """Somebody with a corpus and a model; nothing of theirs runs any more when the tests are over."""
-    user = make_user(tmp_path_factory.mktemp("story"))
+    user = make_user(tmp_path_factory.mktemp("story"), python=quick_python)
     copy_world(world, user)
     write_job(user)
     write_cluster(user, "three", **THREE)
