@@ -35,8 +35,8 @@ from tests.lab.gang import RANKS, Gang, left_on
 from tests.lab.hosts import Lab
 from tests.lab.namespaces import LabFailed
 
-KINDS = ("stop", "controller", "guard", "launcher", "rank", "ssh", "partition", "head", "two", "kill")
-FAILING = {"guard", "launcher", "rank"}
+KINDS = ("stop", "controller", "host-agent", "launcher", "rank", "ssh", "partition", "head", "two", "kill")
+FAILING = {"host-agent", "launcher", "rank"}
 """What ends the gang by itself."""
 LAB_S = 3600
 OUTAGE_S = 8.0
@@ -63,7 +63,7 @@ class Cycle:
         began = time.monotonic()
         self.gang.begin()
         time.sleep(self.moment_s)
-        getattr(self, f"_do_{self.kind}", lambda: None)()
+        getattr(self, f"_do_{self.kind.replace('-', '_')}", lambda: None)()
         if self.kind not in FAILING:
             self.gang.order("kill" if self.kind == "kill" else "stop")
         outcome = self.gang.outcome(timeout_s=90)

@@ -59,9 +59,9 @@ from tests.lab.user import make_model
 
 KEPT_BY_HEAD = {"supervisor"}
 KINDS = (
-    *("rank", "nan", "launcher", "partition", "process", "exception", "disk", "guard", "flap", "stopped", "memory"),
-    *("one-way", "ssh", "nan-stays", "clock", "crash", "disk-stop", "supervisor", "supervisor", "rank", "flip"),
-    *("exception", "memory", "nan", "power"),
+    *("rank", "nan", "launcher", "partition", "process", "exception", "disk", "host-agent", "flap", "stopped"),
+    *("memory", "one-way", "ssh", "nan-stays", "clock", "crash", "disk-stop", "supervisor", "supervisor", "rank"),
+    *("flip", "exception", "memory", "nan", "power"),
 )
 """In this order again and again; the world changes where it has to."""
 GOES_ON = JOB.replace("keep_last: 2}", "keep_last: 2, on_failure: continue}")

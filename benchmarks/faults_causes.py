@@ -14,7 +14,7 @@ CAUSES = {
     "rank": rf"{_RANK}\b.*\bSIGKILL",
     "process": rf"{_RANK}\b.*\bSIGKILL",
     "stopped": rf"{_RANK} is stopped \(SIGSTOP\)",
-    "guard": r"the gangline agent on {host} died; its ranks were stopped",
+    "host-agent": r"the gangline agent on {host} died; its ranks were stopped",
     "launcher": r"torchrun on {host} was killed by SIGKILL",
     "crash": r"{host} does not answer",
     "power": r"{host} does not answer",

@@ -69,7 +69,7 @@ EVERY = 20
 """Steps between two checkpoints."""
 PACE_S = 0.1
 EVERY_S, CALM_S, BACK_S, CLEAN_S = 30.0, 60.0, 150.0, 1800.0
-KINDS = ("rank", "process", "guard", "launcher", "flap", "ssh", "supervisor")
+KINDS = ("rank", "process", "host-agent", "launcher", "flap", "ssh", "supervisor")
 HARMLESS = {"flap", "ssh", "supervisor"}
 """The ranks go on, and nobody needs another attempt."""
 COMPARED = 100
@@ -210,7 +210,7 @@ def strike(world: HangWorld, kind: str, victim: LabHost) -> None:
         victim.run(["pkill", "-9", "-f", "sshd: .*[@]notty"], as_root=True)
     elif kind == "supervisor":
         _kill(victim, int(world.state()["supervisor"]["pid"]))
-    elif kind == "guard":
+    elif kind == "host-agent":
         _kill(victim, int(world.host_agent(victim)["pid"]))
     elif kind == "launcher":
         _kill(victim, int(world.host_agent(victim)["torchrun_pid"]))

@@ -48,7 +48,7 @@ def kind(pid: int, fields: list[str], standing: set[tuple[int, int]]) -> str:
     if fields[0] == "Z":
         return "zombie"
     if (pid, int(fields[19])) in standing:
-        return "guard"
+        return "host-agent"
     line = words(pid)
     name = Path(line.split(" ")[0].rstrip(":")).name
     for mark, found in MARKS:

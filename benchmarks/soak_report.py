@@ -12,12 +12,12 @@ GOODPUT, LOSS_OFF = 0.8, 0.01
 MORE_PROCESSES, MORE_HANDLES, MORE_MIB, MORE_MEMORY = 1.0, 2.0, 2.0, 0.1
 """What is no growth: one more process of a kind; two more handles each; 2 MiB and a tenth more memory each."""
 WATCHED = {
-    "rss_mib": {"guard", "supervisor"},
-    "handles": {"guard", "supervisor", "sshd", "ssh", "prefork", "other python"},
+    "rss_mib": {"host-agent", "supervisor"},
+    "handles": {"host-agent", "supervisor", "sshd", "ssh", "prefork", "other python"},
 }
 """Of which kinds memory and handles may not grow. Ranks are new in every attempt, and of torchruns those of the first
 attempt, which meet, hold fewer than later ones: there single processes are looked at."""
-LASTING = ("guard", "supervisor", "torchrun", "prefork")
+LASTING = ("host-agent", "supervisor", "torchrun", "prefork")
 """Processes that outlive attempts."""
 LONG = 10
 """Samples of one process that say something of it."""
