@@ -11,13 +11,13 @@ from transformers import AutoTokenizer
 
 from gangline.errors import DataError, ModelError, UsageError
 from gangline.formats import Segment
+from gangline.row_files import SourceRow
 from gangline.runs.job import SourceJob
 from gangline.worker.data import NO_TARGET, TokenSet, verify
 from gangline.worker.data.build import Tooling, _batches, ensure_set, plan_sets
 from gangline.worker.data.model_folder import DigestCache, HuggingFace
 from gangline.worker.data.prepare import inputs_main, prepare_inputs
 from gangline.worker.data.row_formats import Format, TokenSpan
-from gangline.worker.data.rows import SourceRow
 from gangline.worker.data.tokenise import Encoder
 from tests.train.data import cases_inputs
 

@@ -25,10 +25,11 @@ from typing import Any, Literal
 from gangline.errors import DataError, GanglineError
 from gangline.formats import FORMATS, RowError
 from gangline.plugins import package_digest
+from gangline.row_files import KINDS, BadRow, BadRows, ReadPosition, SourceRow, compression, file_kind
 from gangline.runs.job import DataJob, Job, SourceJob
 from gangline.worker.data.model_folder import DigestCache, Hub, combine
 from gangline.worker.data.row_formats import Format, TokenSpan
-from gangline.worker.data.rows import BadRow, BadRows, ReadPosition, SourceRow, file_kind, read_files
+from gangline.worker.data.rows import read_files
 from gangline.worker.data.tokenise import Encoded, Encoder
 from gangline.worker.data.tokens import FORMAT_VERSION, SetWriter, TokenSet, verify
 
@@ -152,7 +153,7 @@ def _check(data: DataJob) -> None:
             elif not FORMATS[data.format].whole and file_kind(file) == "text":
                 raise DataError(
                     f"data.{name}: {file} is plain text, data.format is {data.format}",
-                    seen="expected rows with fields: .jsonl, .jsonl.gz or .parquet",
+                    seen=f"expected rows with fields: {', '.join(KINDS)}",
                     fix="set data.format: text, or write the rows as JSON lines",
                 )
         if source and not source.files and source.hub is None:
@@ -178,7 +179,7 @@ def _stamp(file: str) -> tuple[int, int]:
 
 
 def _reading(file: str) -> str:
-    return file_kind(file) + (".gz" if file.lower().endswith(".gz") else "")
+    return file_kind(file) + compression(file)
 
 
 BATCH_DOCUMENTS = 1000
@@ -286,7 +287,7 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
                     fitter.take(encoded)
                 except RowError as error:
                     row = encoded.document.row
-                    tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error)))
+                    tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit))
             tick(position.done_bytes, tally.rows)
         tick(position.done_bytes, tally.rows)
         _refuse_bad(request, tally)
@@ -321,7 +322,7 @@ def _documents(
                 yield from format_.documents(row, values)
         except RowError as error:
             if counted:
-                tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error)))
+                tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit))
 
 
 def _batches(documents: Iterator[TokenSpan]) -> Iterator[list[TokenSpan]]:
@@ -340,7 +341,7 @@ def _batches(documents: Iterator[TokenSpan]) -> Iterator[list[TokenSpan]]:
 def _check_ids(ids: list[int], vocab_size: int, row: SourceRow) -> None:
     if ids and max(ids) >= vocab_size:
         raise DataError(
-            f"{row.file}:{row.number}: the tokenizer gives token {max(ids)}, which the model does not know",
+            f"{row.place}: the tokenizer gives token {max(ids)}, which the model does not know",
             seen=f"config.json of the model has vocab_size {vocab_size}",
             fix="use the tokenizer that belongs to the model; tokens that were added need a model resized for them",
         )

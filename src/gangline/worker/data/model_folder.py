@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gangline.errors import DataError, ModelError, error_summary
+from gangline.row_files import SourceRow
 from gangline.runs.files import file_digest, read_json, write_json
 from gangline.runs.job import ModelJob, SourceJob
-from gangline.worker.data.rows import SourceRow
 
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken",
@@ -196,7 +196,7 @@ class HuggingFace:
                 str(source.hub), source.hub_config, split=source.split, revision=commit, streaming=True
             )
             for number, values in enumerate(table, start=1):
-                yield SourceRow(file=f"{source.hub}/{source.split}", number=number, values=values)
+                yield SourceRow(f"{source.hub}/{source.split}", number, values, unit="row")
 
 
 @contextmanager

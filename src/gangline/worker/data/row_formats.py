@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.formats import FORMATS, DataFormat, RowError, Segment, read_text
+from gangline.row_files import PIECE_CHARS, SourceRow, cut
 from gangline.runs.job import DataJob
-from gangline.worker.data.rows import PIECE_CHARS, SourceRow, cut
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "text": ("content", "body", "document", "passage"),
