@@ -1,18 +1,24 @@
 """Data formats: which columns a row has, which text the model sees, and which part of it the model learns.
 
-    text         text                        learns all of it
-    completion   prompt, completion          learns the completion and the end-of-text token
-    instruction  instruction, input, output  learns the output and the end-of-text token; input may be missing
-    chat         messages                    learns the assistant's messages, by the tokenizer's chat template
+    text         text                          learns all of it
+    completion   prompt, completion            learns the completion and the end-of-text token
+    instruction  instruction, output           learns the output and the end-of-text token
+                 (input, system, history)
+    chat         messages                      learns the assistant's messages, by the chat template
+                 or prompt, completion         the same, of the completion only; both are texts or lists of messages
+                 or instruction, output        the same, of an instruction row with the answers in its history
+                 (tools, system, input, history)
 
-A format is one row of `FORMATS`, or of a plug-in (`gangline.formats`): job.yaml, the schema, the tokeniser and
-`gangline chat` read the row and know no format by name. prompt and completion follow each other as they are: a space
-or a line break between them belongs to the row.
+Columns in brackets may be missing. A format is one row of `FORMATS`, or of a plug-in (`gangline.formats`): job.yaml,
+the schema, the tokeniser and `gangline chat` read the row and know no format by name. In `completion`, prompt and
+completion follow each other as they are: a space or a line break between them belongs to the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,24 +40,11 @@ class Segment:
 def read_text(column: str, value: Any) -> str:
     """The value of a text column. Raises RowError for another type, and for half a surrogate pair."""
     if not isinstance(value, str):
-        raise RowError(f"{column!r} is a {type(value).__name__}, not a text")
+        messages = isinstance(value, list) and value and isinstance(value[0], dict)
+        hint = "; data.format: chat reads messages" if messages else ""
+        raise RowError(f"{column!r} is a {type(value).__name__}, not a text{hint}")
     if not value.isascii():
         _check_encodable(column, value)
-    return value
-
-
-def read_messages(column: str, value: Any) -> list[dict[str, Any]]:
-    """The value of a column of messages, each with a role and a content. Raises RowError."""
-    if not isinstance(value, list) or not value:
-        raise RowError(f"{column!r} is not a list of messages")
-    for number, message in enumerate(value, start=1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RowError(f"message {number} of {column!r} has no role; expected {{'role': ..., 'content': ...}}")
-        if not isinstance(message.get("content"), str):
-            raise RowError(f"message {number} of {column!r} has no content that is a text")
-        _check_encodable(column, message["content"])
-    if not any(message["role"] == "assistant" for message in value):
-        raise RowError(f"{column!r} has no assistant message, so there is nothing to learn")
     return value
 
 
@@ -70,6 +63,11 @@ class DataFormat:
     """The values that a row has. A role is the name of its column, unless `data.fields` of the job names another."""
     optional: frozenset[str] = frozenset()
     """Roles that a row may lack; their value is "" then."""
+    either: tuple[tuple[str, ...], ...] = ()
+    """Optional roles of which a row has one group whole: the first that it has is read, the others are "" then."""
+    conversations: frozenset[str] = frozenset()
+    """Roles whose values are messages, or a text that stands for one. `data.fields` can rename `MESSAGE_KEYS` in them,
+    and `data.roles` those who speak."""
     readers: Mapping[str, Callable[[str, Any], Any]] = field(default_factory=dict)
     """Role -> function of (column, value) that checks a value and gives it back, or raises RowError. A role without
     one is a text."""
@@ -91,7 +89,8 @@ class DataFormat:
             raise ValueError("a data format needs roles, a tuple of texts")
         if (self.segments is None) == (self.messages is None):
             raise ValueError("a data format has either segments or messages")
-        strange = {*self.optional, *self.readers, *filter(None, [self.answer])} - set(self.roles)
+        named = {*self.optional, *self.readers, *self.conversations, *sum(self.either, ())}
+        strange = {*named, *filter(None, [self.answer])} - set(self.roles)
         if strange:
             raise ValueError(f"{', '.join(sorted(strange))}: not among the roles {', '.join(self.roles)}")
 
@@ -106,6 +105,219 @@ def _answered(prompt: str, answer: str) -> tuple[Segment, ...]:
     return Segment(prompt, learned=False), Segment(answer, learned=True)
 
 
+def _instruction(row: Mapping[str, Any]) -> tuple[Segment, ...]:
+    """History is given, not learned: an answer in the middle of a text has no end-of-text token to learn."""
+    said = "".join(f"{instruction_prompt(question)}{answer}\n\n" for question, answer in row["history"])
+    system = f"{row['system']}\n\n" if row["system"] else ""
+    return _answered(system + said + instruction_prompt(row["instruction"], row["input"]), row["output"])
+
+
+# Conversations: many forms in rows, one form for the chat template.
+
+Message = dict[str, Any]
+
+MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+"""Keys of a message that `data.fields` can rename: {"role": "from", "content": "value"}."""
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Names under which messages have the thinking before an answer; the first is the one that templates get."""
+TOOL_CALLS = "tool_calls"
+"""Beside roles of the chat template, what `data.roles` may say: the content is the JSON of an assistant's calls."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", TOOL_CALLS)
+"""What `data.roles` makes of names in rows in most cases; a template may know others."""
+GIVEN = "gangline_given"
+"""Key of a message that belongs to the prompt, whoever speaks: it is not learned, and no template sees the key."""
+
+
+def read_messages(
+    column: str, value: Any, fields: Mapping[str, str] | None = None, speakers: Mapping[str, str] | None = None
+) -> list[Message]:
+    """Messages with a role and a content, in the form that chat templates take. Raises RowError.
+
+    Parts of a content are joined; a content is None only beside tool calls. JSON in a text is read, as csv has it.
+    Keys that are null are left out, for tables of columns have them in every message.
+
+    fields: `MESSAGE_KEYS` -> what they are called in the row.
+    speakers: role in the row -> role of the chat template, or `TOOL_CALLS`.
+    """
+    names = {key: name for key in MESSAGE_KEYS if (name := (fields or {}).get(key, key)) != key}
+    messages = _json(column, value, "a list of messages")
+    if not isinstance(messages, list) or not messages:
+        raise RowError(f"{column!r} is not a list of messages")
+    return [
+        _message(message, f"message {number} of {column!r}", names, speakers or {})
+        for number, message in enumerate(messages, start=1)
+    ]
+
+
+def _json(column: str, value: Any, expected: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise RowError(f"{column!r} is a text, but not the JSON of {expected}") from None
+
+
+def _message(message: Any, where: str, names: Mapping[str, str], speakers: Mapping[str, str]) -> Message:
+    if not isinstance(message, dict):
+        raise RowError(f"{where} is a {type(message).__name__}; expected {{'role': ..., 'content': ...}}")
+    found = {key: value for key, value in message.items() if value is not None}
+    for key, name in names.items():
+        value = found.pop(name, None)
+        found.pop(key, None)
+        if value is not None:
+            found[key] = value
+    role = found.get("role")
+    if not isinstance(role, str):
+        raise RowError(_no_role(message, where, names))
+    found["role"] = role = speakers.get(role, role)
+    if role == TOOL_CALLS:
+        found |= {"role": "assistant", "tool_calls": found.pop("content", None)}
+    _take_reasoning(found, where)
+    _take_calls(found, where)
+    content = found.get("content")
+    if content is None:
+        if "tool_calls" not in found:
+            raise RowError(_no_content(message, where, names))
+        found["content"] = None
+    elif isinstance(content, str):
+        _check_encodable(where, content)
+    else:
+        found["content"] = _joined(content, where, found)
+    return found
+
+
+def _no_role(message: Message, where: str, names: Mapping[str, str]) -> str:
+    if names.get("role", "role") in message:
+        return f"{where} has a role that is no text: {message[names.get('role', 'role')]!r}"[:200]
+    hint = ""
+    if {"from", "value"} <= set(message) and not names:
+        hint = "; is it data.fields: {role: from, content: value} and data.roles: {human: user, gpt: assistant}?"
+    return f"{where} has no role; it has {', '.join(map(repr, list(message)[:8])) or 'nothing'}{hint}"
+
+
+def _no_content(message: Message, where: str, names: Mapping[str, str]) -> str:
+    name = names.get("content", "content")
+    if name in message:
+        return f"{where} has null as its {name}, and no tool calls"
+    return f"{where} has no {name}; it has {', '.join(map(repr, list(message)[:8]))}"
+
+
+def _joined(content: Any, where: str, message: Message) -> str:
+    """The text of a list of parts, as OpenAI's API has them; thinking goes to where templates look for it."""
+    if not isinstance(content, list):
+        raise RowError(f"{where} has a content that is a {type(content).__name__}, neither a text nor a list of parts")
+    texts = []
+    for part in content:
+        given = {"type": "text", "text": part} if isinstance(part, str) else part
+        kind = given.get("type") or "text" if isinstance(given, dict) else type(part).__name__
+        if kind in {"thinking", "reasoning"}:
+            thought = given.get(kind) or given.get("text")
+            if not isinstance(thought, str):
+                raise RowError(f"{where} has a part of the type {kind!r} without a text")
+            message[REASONING_KEYS[0]] = message.get(REASONING_KEYS[0], "") + thought
+            continue
+        if kind not in {"text", "input_text", "output_text"}:
+            raise RowError(f"{where} has a part of the type {kind!r}; gangline trains on text")
+        if not isinstance(given.get("text"), str):
+            raise RowError(f"{where} has a part of the type 'text' without a text")
+        _check_encodable(where, given["text"])
+        texts.append(given["text"])
+    return "".join(texts)
+
+
+def _take_reasoning(message: Message, where: str) -> None:
+    given = [message.pop(key) for key in REASONING_KEYS if key in message]
+    for thought in given[:1]:
+        if not isinstance(thought, str):
+            raise RowError(f"{where} has reasoning that is a {type(thought).__name__}, not a text")
+        _check_encodable(where, thought)
+        message[REASONING_KEYS[0]] = thought
+
+
+def _take_calls(message: Message, where: str) -> None:
+    calls = message.pop("tool_calls", None)
+    if calls is None and isinstance(message.get("function_call"), dict):  # before tools, OpenAI's API called functions
+        calls = [message.pop("function_call")]
+    calls = _json(f"tool_calls of {where}", calls, "a list of tool calls")
+    if calls in (None, []):
+        return
+    calls = [calls] if isinstance(calls, dict) else calls
+    if not isinstance(calls, list):
+        raise RowError(f"{where} has tool calls that are no list")
+    message["tool_calls"] = [_call(call, where) for call in calls]
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RowError(f"{where} has a tool call without the name of a function: {call!r}"[:200])
+    if not isinstance(function.get("arguments", {}), dict | str):
+        raise RowError(f"{where} has a tool call whose arguments are neither an object nor its JSON")
+    function = {"name": function["name"], "arguments": function.get("arguments", {})}
+    outside = {key: value for key, value in call.items() if key not in {"function", "name", "arguments"}}
+    return {"type": "function", **outside, "function": function}
+
+
+def read_tools(column: str, value: Any) -> Any:
+    """The tools that a conversation may use: a list of JSON schemas, or its JSON; "" for none. Raises RowError."""
+    if value == "":
+        return ""
+    tools = _json(column, value, "a list of tools")
+    tools = [tools] if isinstance(tools, dict) else tools
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RowError(f"{column!r} is not a list of tools")
+    return tools or ""
+
+
+def read_history(column: str, value: Any) -> Any:
+    """Earlier turns of an instruction row: pairs of (instruction, output), or their JSON. Raises RowError."""
+    turns = _json(column, value, "a list of pairs") if value != "" else []
+    if not isinstance(turns, list):
+        raise RowError(f"{column!r} is not a list of pairs")
+    for number, turn in enumerate(turns, start=1):
+        if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
+            raise RowError(f"turn {number} of {column!r} is not a pair of texts: [instruction, output]")
+        for text in turn:
+            _check_encodable(column, text)
+    return turns
+
+
+def _conversation(row: Mapping[str, Any]) -> list[Message]:
+    """The messages of a row of the format `chat`, whichever of its forms it has. Raises RowError."""
+    if row["messages"]:
+        messages = list(row["messages"])
+    elif row["completion"]:
+        prompt = [{**message, GIVEN: True} for message in _turn("user", row["prompt"])]
+        messages = [*prompt, *_turn("assistant", row["completion"])]
+    else:
+        turns = [*row["history"], ("\n".join(filter(None, (row["instruction"], row["input"]))), row["output"])]
+        messages = [message for turn in turns for message in _pair(*turn)]
+    if row["system"]:
+        if messages[0]["role"] == "system":
+            raise RowError("a system message, and a system column besides")
+        messages.insert(0, {"role": "system", "content": row["system"]})
+    learned = [message for message in messages if message["role"] == "assistant" and not message.get(GIVEN)]
+    if not learned:
+        spoken = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
+        raise RowError(
+            f"no assistant message, so there is nothing to learn; roles are {spoken} (data.roles: {{name: assistant}})"
+        )
+    if not any(message.get("content") or message.get("tool_calls") for message in learned):
+        raise RowError("every assistant message is empty")
+    return messages
+
+
+def _turn(role: str, value: Any) -> list[Message]:
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
+
+
+def _pair(question: str, answer: str) -> tuple[Message, Message]:
+    return {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+
+
+_CONTEXT = ("input", "history", "system", "tools")
+
 FORMATS: Table[DataFormat] = Table(
     "gangline.formats",
     {
@@ -115,9 +327,10 @@ FORMATS: Table[DataFormat] = Table(
             whole=True,
         ),
         "instruction": DataFormat(
-            roles=("instruction", "input", "output"),
-            optional=frozenset({"input"}),
-            segments=lambda row: _answered(instruction_prompt(row["instruction"], row["input"]), row["output"]),
+            roles=("instruction", "input", "output", "system", "history"),
+            optional=frozenset({"input", "system", "history"}),
+            readers={"history": read_history},
+            segments=_instruction,
             answer="output",
             prompt=instruction_prompt,
         ),
@@ -127,11 +340,129 @@ FORMATS: Table[DataFormat] = Table(
             answer="completion",
         ),
         "chat": DataFormat(
-            roles=("messages",),
-            readers={"messages": read_messages},
-            messages=lambda row: list(row["messages"]),
+            roles=("messages", "prompt", "completion", "instruction", "output", *_CONTEXT),
+            optional=frozenset(_CONTEXT),
+            either=(("messages",), ("prompt", "completion"), ("instruction", "output")),
+            conversations=frozenset({"messages", "prompt", "completion"}),
+            readers={"history": read_history, "tools": read_tools},
+            messages=_conversation,
         ),
     },
     read=instance_of(DataFormat),
 )
 """Every data format by its name in job.yaml."""
+
+
+# The values of a row by role. Pure: the controller reads rows before a start, and the tokeniser during one.
+
+USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
+    "text": ("content", "body", "document", "passage"),
+    "prompt": ("question", "query", "instruction", "input", "problem"),
+    "completion": ("answer", "response", "output", "solution", "chosen"),
+    "instruction": ("prompt", "question", "query"),
+    "output": ("response", "answer", "completion"),
+    "messages": ("conversations", "conversation", "chat", "dialog", "turns"),
+}
+"""Role -> names under which data sets have it."""
+
+
+def fields_of(name: str, renamed: Mapping[str, str]) -> dict[str, str]:
+    """Role, or key of a message -> its name in the row, for all that a format reads. Raises UsageError, PluginError.
+
+    renamed: `data.fields` of the job.
+    """
+    rules = FORMATS[name]
+    keys = MESSAGE_KEYS if rules.conversations else ()
+    return {role: renamed.get(role, role) for role in (*rules.roles, *keys)}
+
+
+def expected_columns(name: str, fields: Mapping[str, str]) -> str:
+    """The columns that a row has to have, for messages: `'prompt', 'completion'`."""
+    rules = FORMATS[name]
+    either = {role for group in rules.either for role in group}
+    groups = rules.either or ((),)
+    always = [role for role in rules.roles if role not in rules.optional | either]
+    return ", or ".join(", ".join(repr(fields[role]) for role in (*group, *always)) for group in groups)
+
+
+def read_values(
+    name: str, fields: Mapping[str, str], row: Mapping[str, Any], speakers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The values of a row by role; raises RowError for one that is missing or of the wrong type.
+
+    fields: see `fields_of`. speakers: `data.roles` of the job.
+    """
+    rules = FORMATS[name]
+    unread = _unread(rules, fields, row)
+    found: dict[str, Any] = {}
+    for role in rules.roles:
+        column = fields[role]
+        value = None if role in unread else row.get(column)
+        if value is None:
+            if role not in rules.optional and role not in unread:
+                raise RowError(_missing(role, column, row))
+            found[role] = ""
+        elif role in rules.conversations and not _is_plain(role, value):
+            found[role] = read_messages(column, value, fields, speakers)
+        elif reader := rules.readers.get(role):
+            with FORMATS.guard(name, passing=RowError):
+                found[role] = reader(column, value)
+        else:
+            found[role] = read_text(column, value)
+    return found
+
+
+def _is_plain(role: str, value: Any) -> bool:
+    """Whether a prompt or a completion is a text for one message; in csv, messages are the JSON of a list."""
+    return role != "messages" and isinstance(value, str) and not (value[:1] == "[" and _is_json(value))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _unread(rules: DataFormat, fields: Mapping[str, str], row: Mapping[str, Any]) -> set[str]:
+    """Roles of the groups that are not read."""
+    if not rules.either:
+        return set()
+    there = (group for group in rules.either if all(row.get(fields[role]) is not None for role in group))
+    chosen = next(there, None)
+    if chosen is None:
+        chosen = max(rules.either, key=lambda group: sum(fields[role] in row for role in group))
+    return {role for group in rules.either for role in group} - set(chosen)
+
+
+def check_row(
+    name: str, fields: Mapping[str, str], row: Mapping[str, Any], speakers: Mapping[str, str] | None = None
+) -> int:
+    """The characters of a row; raises RowError for one that cannot be used, as far as no tokenizer has to say it."""
+    values, rules = read_values(name, fields, row, speakers), FORMATS[name]
+    if rules.messages is not None:
+        with FORMATS.guard(name, passing=RowError):
+            rules.messages(values)
+    if rules.answer is not None and not values[rules.answer]:
+        raise RowError(f"{fields[rules.answer]!r} is empty")
+    return sum(len(value) if isinstance(value, str) else len(str(value)) for value in values.values())
+
+
+def _missing(role: str, column: str, values: Mapping[str, Any]) -> str:
+    if column in values:
+        return f"{column!r} is null"
+    names = list(values)
+    usual = [name for name in USUAL_NAMES.get(role, ()) if name in values]
+    near = usual[:1] if role == "messages" else difflib.get_close_matches(column, names, n=1) or usual[:1]
+    hint = ""
+    if near:
+        renamed = ", ".join((f"{role}: {near[0]}", *_share_gpt(values[near[0]])))
+        hint = f"; did you mean data.fields: {{{renamed}}}?"
+    return f"no field {column!r}; there are {', '.join(map(repr, names[:12])) or 'none'}{hint}"
+
+
+def _share_gpt(value: Any) -> Iterator[str]:
+    """The further names that messages in the manner of ShareGPT want."""
+    if isinstance(value, list) and value and isinstance(value[0], dict) and {"from", "value"} <= set(value[0]):
+        yield from ("role: from", "content: value")

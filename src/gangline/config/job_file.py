@@ -19,7 +19,7 @@ from gangline.config.mistakes import (
 from gangline.config.strategy_rules import check_strategy, resolve_strategy
 from gangline.config.validate import Checked
 from gangline.exporters import EXPORTERS
-from gangline.formats import FORMATS
+from gangline.formats import FORMATS, ROLES, fields_of
 from gangline.runs.decode import build
 from gangline.runs.gang import nearby, whole_counts
 from gangline.runs.job import (
@@ -483,6 +483,7 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
     train = resolve_source(checked, ("data", "train"), words.train, folder=folder)
     evaluation, fraction = resolve_evaluation(checked, words.eval, folder=folder)
     _check_fields(checked)
+    _check_roles(checked)
     whole = FORMATS[words.format].whole
     if not whole and words.overlong == "split":
         checked.report(
@@ -503,11 +504,11 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
 
 def _check_fields(checked: Checked[JobWords]) -> None:
     words = checked.words.data
-    roles = FORMATS[words.format].roles
+    roles = list(fields_of(words.format, {}))
     for role in words.fields:
         if role in roles:
             continue
-        owners = [name for name, known in FORMATS.built_in.items() if role in known.roles]
+        owners = [name for name in FORMATS.built_in if role in fields_of(name, {})]
         meant = nearest(role, roles)
         fix = f"did you mean {quote(meant)}?" if meant else "write role: column, such as {" + roles[0] + ": my_column}"
         if owners:
@@ -517,10 +518,30 @@ def _check_fields(checked: Checked[JobWords]) -> None:
         checked.report(
             ("data", "fields", role),
             seen=f"{quote(role)} is no role of format: {words.format}",
-            expected=f"roles out of {listed(roles)}" if len(roles) > 1 else f"the role {roles[0]}",
+            expected=f"roles out of {listed(roles, limit=9)}" if len(roles) > 1 else f"the role {roles[0]}",
             fix=fix,
             reads=(("data", "format"),),
         )
+
+
+def _check_roles(checked: Checked[JobWords]) -> None:
+    words = checked.words.data
+    if words.roles and not FORMATS[words.format].conversations:
+        checked.report(
+            ("data", "roles"),
+            seen=f"roles with format: {words.format}, whose rows are no messages",
+            expected="roles with messages only",
+            fix="write `format: chat`, or delete roles (names of columns belong into `fields`)",
+            reads=(("data", "format"),),
+        )
+    for name, role in words.roles.items():
+        if role not in ROLES and name in ROLES:
+            checked.report(
+                ("data", "roles", name),
+                seen=f"{quote(name)} becomes {quote(role)}",
+                expected=f"a role of chat templates: {listed(ROLES)}",
+                fix=f"turn it round: {role}: {name} (name in the rows: role)",
+            )
 
 
 def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:

@@ -207,10 +207,14 @@ class DataWords(Section):
     ] = None
     """Rows to evaluate on, written like `train`; a fraction of the training rows, such as 0.05; or `none`."""
     format: Annotated[str, RowOf(FORMATS)] = "text"
-    """`text`: loss on every token. `instruction` (instruction, input, output), `completion` (prompt, completion)
-    and `chat` (messages, through the tokenizer's template): loss on the answers only."""
+    """`text`: loss on every token. `instruction` (instruction, input, output), `completion` (prompt, completion) and
+    `chat` (messages, through the chat template): loss on the answers only. See [data](data.md)."""
     fields: Annotated[dict[Text, Text], Field(examples=[{"prompt": "question"}])] = Field(default={})
-    """Names of the columns, where they are not called like the format's roles: `{prompt: question}`."""
+    """Names of the columns, where they are not called like the format's roles: `{prompt: question}`; names in messages,
+    too: `{messages: conversations, role: from, content: value}` for ShareGPT."""
+    roles: Annotated[dict[Text, Text], Field(examples=[{"gpt": "assistant"}])] = Field(default={})
+    """Roles of messages, where rows call them otherwise than the chat template: `{human: user, gpt: assistant}`.
+    `tool_calls` stands for an assistant whose content is the JSON of calls."""
     sequence_length: Annotated[int, Field(ge=2, le=10**9)] = 1024
     """Tokens in a sample at the most."""
     packing: bool = True

@@ -68,7 +68,9 @@ class DataJob:
     format: str = "text"
     """A row of `gangline.formats.FORMATS`, or a plug-in's."""
     fields: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Renames: role of the format -> name of the column, such as {"prompt": "question"}."""
+    """Renames: role of the format, or key of a message -> its name in the rows, such as {"prompt": "question"}."""
+    roles: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Renames of those who speak in messages: name in the rows -> role of the chat template, or "tool_calls"."""
     sequence_length: int = 1024
     """Tokens in a sample at the most."""
     packing: bool = True

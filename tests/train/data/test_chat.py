@@ -102,10 +102,10 @@ def test_no_template_names_what_to_do(tokens_of, write_rows):
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ("hello", "'messages' is not a list of messages"),
+        ("hello", "'messages' is a text, but not the JSON of a list of messages"),
         ([], "'messages' is not a list of messages"),
         ([{"from": "human", "value": "hello"}], "message 1 of 'messages' has no role"),
-        ([{"role": "user", "content": None}], "message 1 of 'messages' has no content"),
+        ([{"role": "user", "content": None}], "message 1 of 'messages' has null as its content"),
         ([{"role": "user", "content": "hello"}], "no assistant message"),
         ([{"role": "tool", "content": "x"}, {"role": "assistant", "content": "y"}], "refuses the messages.*only users"),
     ],

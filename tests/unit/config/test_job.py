@@ -62,8 +62,9 @@ method: {kind: lora, rank: 4, alpha: 8, dropout: 0.1, targets: [q_proj, v_proj]}
 data:
   train: {hub: openai/gsm8k, config: main, split: train, revision: v1}
   eval: [test.jsonl]
-  format: completion
+  format: chat
   fields: {prompt: question, completion: answer}
+  roles: {gpt: assistant}
   sequence_length: 256
   packing: false
   overlong: fail

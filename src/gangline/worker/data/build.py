@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gangline.errors import DataError, GanglineError
-from gangline.formats import FORMATS, RowError
+from gangline.formats import FORMATS, RowError, expected_columns
 from gangline.plugins import package_digest
 from gangline.row_files import KINDS, BadRow, BadRows, ReadPosition, SourceRow, compression, file_kind
 from gangline.runs.job import DataJob, Job, SourceJob
@@ -101,6 +101,7 @@ def plan_sets(
         "vocab_size": vocab_size,
         "format": data.format,
         "fields": dict(Format.of(data).fields),
+        **({"roles": data.roles} if data.roles else {}),
         **_plugin_digest(data.format),
         "sequence_length": data.sequence_length,
         "packing": data.packing,
@@ -351,7 +352,7 @@ def _refuse_bad(request: SetRequest, tally: _Tally) -> None:
     if not tally.bad.count or request.data.skip_bad_rows:
         return
     shown = f"; the first {len(tally.bad.examples)} of them" if tally.bad.count > len(tally.bad.examples) else ""
-    names = ", ".join(map(repr, Format.of(request.data).fields.values()))
+    names = expected_columns(request.data.format, Format.of(request.data).fields)
     rows = "1 row" if tally.bad.count == 1 else f"{tally.bad.count} rows"
     raise DataError(
         f"data.{request.purpose}: {rows} cannot be used{shown}:\n  " + "\n  ".join(tally.bad.examples),

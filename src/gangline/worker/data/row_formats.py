@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from gangline.formats import FORMATS, DataFormat, RowError, Segment, read_text
+from gangline.formats import FORMATS, DataFormat, RowError, Segment, fields_of, read_values
 from gangline.row_files import PIECE_CHARS, SourceRow, cut
 from gangline.runs.job import DataJob
-
-USUAL_NAMES: dict[str, tuple[str, ...]] = {
-    "text": ("content", "body", "document", "passage"),
-    "prompt": ("question", "query", "instruction", "input", "problem"),
-    "completion": ("answer", "response", "output", "solution", "chosen"),
-    "instruction": ("prompt", "question", "query"),
-    "output": ("response", "answer", "completion"),
-    "messages": ("conversations", "conversation", "chat", "dialog", "turns"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,35 +34,25 @@ class Format:
     name: str
     rules: DataFormat
     fields: Mapping[str, str]
-    """Role -> column, for every role of the format."""
+    """Role, or key of a message -> its name in the row; see `formats.fields_of`."""
+    speakers: Mapping[str, str] = field(default_factory=dict)
+    """Role of a message in the row -> role of the chat template."""
     render: Render | None = None
 
     @staticmethod
     def of(data: DataJob, render: Render | None = None) -> Format:
         """The format of a job; `render` is needed for rows that are messages. Raises UsageError, PluginError."""
         rules = FORMATS[data.format]
-        return Format(data.format, rules, {role: data.fields.get(role, role) for role in rules.roles}, render)
+        return Format(data.format, rules, fields_of(data.format, data.fields), data.roles, render)
 
     @property
     def columns(self) -> frozenset[str]:
         """The columns that are read."""
-        return frozenset(self.fields.values())
+        return frozenset(self.fields[role] for role in self.rules.roles)
 
     def values(self, row: SourceRow) -> dict[str, Any]:
         """The row's values by role; raises RowError for one that is missing or of the wrong type."""
-        found = {}
-        for role, column in self.fields.items():
-            value = row.values.get(column)
-            if value is None:
-                if role not in self.rules.optional:
-                    raise RowError(_missing(role, column, row.values))
-                found[role] = ""
-            elif reader := self.rules.readers.get(role):
-                with FORMATS.guard(self.name, passing=RowError):
-                    found[role] = reader(column, value)
-            else:
-                found[role] = read_text(column, value)
-        return found
+        return read_values(self.name, self.fields, row.values, self.speakers)
 
     def documents(self, row: SourceRow, values: Mapping[str, Any]) -> Iterator[TokenSpan]:
         """The documents of a row: one, or the pieces of a long text; none for an empty text."""
@@ -107,13 +87,3 @@ def _pieces(row: SourceRow, text: str) -> Iterator[TokenSpan]:
     if text or follows or row.continues:
         segment = Segment(text, learned=True)
         yield TokenSpan(row=row, segments=(segment,), follows=follows, continues=row.continues)
-
-
-def _missing(role: str, column: str, values: Mapping[str, Any]) -> str:
-    if column in values:
-        return f"{column!r} is null"
-    names = list(values)
-    usual = [name for name in USUAL_NAMES.get(role, ()) if name in values]
-    near = difflib.get_close_matches(column, names, n=1) or usual[:1]
-    hint = f"; did you mean data.fields: {{{role}: {near[0]}}}?" if near else ""
-    return f"no field {column!r}; there are {', '.join(map(repr, names[:12])) or 'none'}{hint}"
