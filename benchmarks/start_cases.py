@@ -231,7 +231,7 @@ CASES = [
         config=lambda stage: stage.wrap_python("h2"),
         after=lambda stage: stage.wrap_python("h2", "exec sleep 1000"),
         moment="handed over",
-        named=("h2", "still import|has not begun"),
+        named=("h2", "not imported torch|has not begun"),
     ),
     Case(
         name="full",
@@ -251,7 +251,7 @@ CASES = [
         ids=("E-NET-02", "E-NET-05"),
         after=lambda stage: stage.close_rendezvous(),
         moment="standing",
-        named=("h2 does not reach h0", str(PORT)),
+        named=("h2 is not connected to h0", str(PORT)),
     ),
     Case(
         name="train-rendezvous",
@@ -259,7 +259,7 @@ CASES = [
         alone="901 s",
         after=lambda stage: stage.close_rendezvous(),
         moment="standing",
-        named=("h2 does not reach h0", str(PORT)),
+        named=("h2 is not connected to h0", str(PORT)),
         program="train",
     ),
     Case(

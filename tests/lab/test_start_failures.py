@@ -145,7 +145,7 @@ def test_an_environment_that_hangs_is_named(launch):
     launch.begin()
     launch.until(launch.lab["h0"], "gangline/runs/*/attempts/1/request.json")
     h2.write("wrapped/python", "#!/bin/sh\nexec sleep 1000\n", mode=0o755)
-    launch.names("torchrun on h2 still imports torch")
+    launch.names("torchrun on h2 has not imported torch yet")
     launch.stop()
     assert_nothing_left(launch.lab, folder=f"{h2.home}/gangline")
 

@@ -183,6 +183,21 @@ class LaunchRequest(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkSigns:
+    """The work of a group of processes during a start, as their host agent sees it."""
+
+    idle_s: float
+    """For how long they have hardly used a processor, mapped a page or read anything."""
+    cpu_s: float
+    read_bytes: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for amounts that cannot be."""
+        if not (0 <= self.idle_s <= LONGEST_S and 0 <= self.cpu_s <= LONGEST_S and 0 <= self.read_bytes <= MOST):
+            raise ValueError(f"work is out of range: {self.idle_s}, {self.cpu_s}, {self.read_bytes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSigns:
     """The progress of one rank, as its host agent sees it."""
 
@@ -200,6 +215,8 @@ class RankSigns:
     same_s: float | None = None
     """For how long its phase file has said the same, by the clock of its host agent; a rank may report the same phase
     again."""
+    work: WorkSigns | None = None
+    """Of its processes; None: not reported, as once all ranks have joined."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a count that has more than 64 bits, and for a time that no rank runs."""
@@ -221,6 +238,17 @@ class StartSigns:
     """Ranks whose processes run."""
     waits_for: tuple[str, ...] = ()
     """Addresses and ports that give no answer to the launcher or a rank."""
+    knocks: bool = False
+    """The launcher has a socket to the place where launchers meet, connected or not."""
+    work: WorkSigns | None = None
+    """Of the launcher, and of processes that are no ranks yet."""
+    load: float | None = None
+    """Processes per core that want to run, over the last minute; None: unknown."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a load that cannot be."""
+        if not 0 <= (self.load or 0) <= LONGEST_S:
+            raise ValueError(f"a load of {self.load} per core")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.inventory.pairs import CLAIMS_FOLDER, HOLD_S, RENDEZVOUS_PORTS
-from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, RankSilence, StartSigns
+from gangline.launch.backend import (
+    HostRequest,
+    HostStatus,
+    LaunchRequest,
+    RankSigns,
+    RankSilence,
+    StartSigns,
+    WorkSigns,
+)
 from gangline.runs.cluster import Cluster
 from gangline.runs.decode import build, known_part
 from gangline.runs.layout import AGENT_NAMES
@@ -211,9 +219,15 @@ def _signs(start: Mapping[str, Any]) -> StartSigns:
     ]
     ranks.sort(key=lambda row: row.rank)
     waits_for = tuple(each for each in start["waits_for"] if ENDPOINT.fullmatch(each))
-    return StartSigns(
-        launcher=start["launcher"] is True, met=start["met"] is True, ranks=tuple(ranks), waits_for=waits_for
-    )
+    work = start.get("work")
+    said = {
+        "launcher": start["launcher"] is True,
+        "met": start["met"] is True,
+        "knocks": start.get("knocks") is True,
+        "work": None if work is None else known_part(WorkSigns, work),
+        "load": start.get("load"),
+    }
+    return replace(build(StartSigns, said), ranks=tuple(ranks), waits_for=waits_for)
 
 
 def _silence(part: HostRequest, rank: str, row: Mapping[str, Any]) -> RankSilence:

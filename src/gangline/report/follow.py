@@ -36,8 +36,8 @@ def read_board(layout: RunLayout, attempt: int) -> BoardRecord | None:
 
 def checked_board(data: Any) -> BoardRecord:
     """A board of another host, if it can be shown; raises LookupError, TypeError or ValueError."""
-    sentence = data["sentence"]
-    if not isinstance(data["done"], bool) or not isinstance(sentence, str | None):
+    sentence, news = data["sentence"], data.get("news")
+    if not isinstance(data["done"], bool) or not isinstance(sentence, str | None) or not isinstance(news, str | None):
         raise TypeError("a board that is none")
     joined_line(data)
     board_line(data)
@@ -68,8 +68,8 @@ def joined_line(board: BoardRecord) -> str:
 
 
 def board_news(board: BoardRecord) -> str:
-    """The sentence without the passed time: it is shown again only when this changes."""
-    return re.sub(r"after \d+ s", "", board["sentence"] or "")
+    """The sentence without its figures: it is shown again only when this changes."""
+    return (board["sentence"] and (board.get("news") or re.sub(r"after \d+ s", "", board["sentence"]))) or ""
 
 
 _REACHED = {

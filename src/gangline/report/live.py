@@ -128,7 +128,9 @@ class ProgressLine:
         self._attempt = number
 
     def _show_board(self, board: BoardRecord | None) -> None:
-        """While ranks join: the stage of each host, and a sentence when one is behind. Then one line, once."""
+        """While ranks join: the stage of each host, and a sentence when one is behind, with a table before the first.
+        Then one line, once.
+        """
         if board is None:
             return
         if board["done"]:
@@ -142,8 +144,9 @@ class ProgressLine:
                 self._write(f"\r\x1b[K{joined}\n" if self._live else f"{joined}\n")
             return
         if board_news(board) not in {"", self._news}:
+            table = () if self._news else board_lines(board)
             self._news = board_news(board)
-            for line in (*board_lines(board), clean(board["sentence"])):
+            for line in (*table, clean(board["sentence"])):
                 self._line(line)
         if self._live and not self._all_joined:
             self._pending = board_line(board)[: self._width() - 1]

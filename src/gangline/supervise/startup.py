@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from gangline.errors import HostUnreachable, RunFailed
-from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, WorkSigns
 from gangline.runs.cluster import Cluster
 from gangline.supervise.background import Background
 from gangline.supervise.liveness import Event
 from gangline.transport.transport import AGENT, Transport
-from gangline.units import listed, listed_ranks
+from gangline.units import format_bytes, listed, listed_ranks
 
 # The start board: the stage of each host, the hosts that are behind, and the time limits. Pure.
 
@@ -23,6 +23,8 @@ from gangline.units import listed, listed_ranks
 STAGES = ("ssh", "agent", "launcher", "port", "python", "torch", "joined")
 IMPORTS = {"launcher", "torch"}
 """Stages that wait for an import, which takes long on a slow disk."""
+BUSY = 2.0
+"""A load per core that makes a start slow."""
 ARRIVED = {"joined", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
 """Phases of a rank that has joined."""
 
@@ -35,9 +37,18 @@ class StartLimits:
     """From then on the hosts that are behind are named."""
     silence_s: float = 5.0
     """A host that answers again within this time is not reported."""
-    import_s: float = 300.0
     stage_s: float = 90.0
-    """Every other stage, from when the last host has reached the one before."""
+    """A stage without work of the processes that it waits for, from when the last host has reached the one before."""
+    import_s: float = 300.0
+    """The same for a stage that imports, where the work of processes is not known."""
+    most_load: float = 4.0
+    """Both are multiplied by the load per core of the busiest host, at most by this."""
+    longest_s: float = 3600.0
+    """Every stage, with work or without."""
+    idle_s: float = 10.0
+    """Processes without work for so long are reported."""
+    beat_s: float = 30.0
+    """A host agent that has reported nothing new for so long does not know what its processes do."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,10 +59,21 @@ class HostRow:
     ranks: tuple[int, ...]
     is_worker: bool
     """Its ranks report themselves when they have joined."""
+    is_head: bool = False
+    """The launchers meet there."""
     reached: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds after the start at which it was first seen."""
     signs: tuple[RankSigns, ...] = ()
     waits_for: tuple[str, ...] = ()
+    knocks: bool = False
+    """Its launcher has a socket to the place where launchers meet."""
+    load: float = 1.0
+    """Processes that want to run, per core; at least 1."""
+    launcher_work: WorkSigns | None = None
+    beat: tuple[int | None, float] = (None, 0.0)
+    """The last beat of its host agent, and when it was new."""
+    is_stale: bool = False
+    """The host does not answer, or its host agent reports nothing new."""
     silent_since: float | None = None
     """Since when the host does not answer, in seconds after the start; None: it answers."""
     is_silent: bool = False
@@ -77,20 +99,49 @@ class HostRow:
         }.get(self.stage or "", set())
         return [rank for rank in self.ranks if rank not in ready]
 
-    def note(self, status: HostStatus, seconds: float, *, silence_s: float) -> None:
+    @property
+    def works(self) -> list[WorkSigns]:
+        """The work of what this host is waited for: of its ranks that are behind, or of its launcher; [] if unknown."""
+        if self.is_stale:
+            return []
+        behind = set(self.behind) if self.stage in {"torch", "joined"} else set()
+        found = [sign.work for sign in self.signs if sign.rank in behind] or [self.launcher_work]
+        return [work for work in found if work is not None]
+
+    @property
+    def idle_s(self) -> float | None:
+        """For how long nothing that this host is waited for has worked; None: unknown.
+
+        At an import every rank has to get on. Ranks that join wait for each other, so one is enough.
+        """
+        idle = [work.idle_s for work in self.works]
+        if not idle:
+            return None
+        return min(idle) if self.stage == "joined" else max(idle)
+
+    def note(self, status: HostStatus, seconds: float, *, limits: StartLimits) -> None:
         """Take in the status of the host."""
         if status.phase != "unreachable":
             self.silent_since = None
         elif self.silent_since is None:
             self.silent_since = seconds
-        self.is_silent = self.silent_since is not None and seconds - self.silent_since >= silence_s
+        self.is_silent = self.silent_since is not None and seconds - self.silent_since >= limits.silence_s
+        if status.beat != self.beat[0] or status.beat is None:
+            self.beat = status.beat, seconds
+        self.is_stale = self.silent_since is not None or seconds - self.beat[1] >= limits.beat_s
         if status.signs is not None:
-            self.signs, self.waits_for = status.signs.ranks, status.signs.waits_for
-            if status.phase == "running" and not self.is_worker and len(self.joined) < len(self.ranks):
-                self.reached.pop("joined", None)  # they seemed to have joined, until they opened more connections
+            self._note_signs(status)
         last = max((STAGES.index(stage) for stage in self._seen(status)), default=-1)
         for stage in STAGES[: last + 1]:  # a rank that has joined has imported torch, seen or not
             self.reached.setdefault(stage, round(seconds, 1))
+
+    def _note_signs(self, status: HostStatus) -> None:
+        assert status.signs is not None
+        signs = status.signs
+        self.signs, self.waits_for, self.knocks = signs.ranks, signs.waits_for, signs.knocks
+        self.launcher_work, self.load = signs.work, max(1.0, signs.load or 1.0)
+        if status.phase == "running" and not self.is_worker and len(self.joined) < len(self.ranks):
+            self.reached.pop("joined", None)  # they seemed to have joined, until they opened more connections
 
     def _seen(self, status: HostStatus) -> list[str]:
         if status.phase == "ended" and status.returncode == 0:
@@ -121,7 +172,7 @@ class StartBoard:
     def __init__(
         self, request: LaunchRequest, *, limits: StartLimits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.rows = {part.host: _row(part) for part in request.hosts}
+        self.rows = {part.host: _row(part, is_head=part is request.hosts[0]) for part in request.hosts}
         self.limits = limits or StartLimits()
         self._clock = clock
         self._begun = clock()
@@ -167,7 +218,7 @@ class StartBoard:
     def note(self, statuses: Sequence[HostStatus]) -> None:
         """Take in the statuses of all hosts."""
         for status in statuses:
-            self.rows[status.host].note(status, self.seconds, silence_s=self.limits.silence_s)
+            self.rows[status.host].note(status, self.seconds, limits=self.limits)
         if self.stage != self._stage:
             self._stage, self._stage_since = self.stage, self._clock()
 
@@ -175,15 +226,36 @@ class StartBoard:
         """Whether it is time to name the hosts that are behind."""
         return self.stage is not None and self.seconds >= self.limits.sentence_s
 
+    @property
+    def awaited(self) -> list[HostRow]:
+        """Those of them that can go on by themselves: nobody meets at a port before the head has opened it."""
+        heads = [row for row in self.lagging if row.is_head]
+        return heads if self.stage == "port" and heads else self.lagging
+
+    @property
+    def limit_s(self) -> float:
+        """How long this stage may last without work."""
+        limits = self.limits
+        is_known = all(row.idle_s is not None for row in self.awaited)
+        limit_s = limits.import_s if self.stage in IMPORTS and not is_known else limits.stage_s
+        return limit_s * min(max((row.load for row in self.rows.values()), default=1.0), limits.most_load)
+
+    def still_s(self, row: HostRow) -> float:
+        """For how long a host that is behind has not got on."""
+        idle_s = row.idle_s
+        return self.stage_seconds if idle_s is None else min(idle_s, self.stage_seconds)
+
     def is_overdue(self) -> bool:
         """Whether the start has failed by time. The user's own program does not report that it has joined."""
         if self.stage is None or (self.stage in {"torch", "joined"} and not all(row.is_worker for row in self.lagging)):
             return False
-        limits = self.limits
-        return self.stage_seconds > (limits.import_s if self.stage in IMPORTS else limits.stage_s)
+        if self.stage_seconds > self.limits.longest_s:
+            return True
+        are_still = [self.still_s(row) > self.limit_s for row in self.awaited]
+        return all(are_still) if self.stage == "joined" else any(are_still)
 
-    def to_json(self, *, sentence: str | None) -> dict[str, Any]:
-        """Plain data for board.json."""
+    def to_json(self, *, sentence: str | None, news: str = "") -> dict[str, Any]:
+        """Plain data for board.json. news: the sentence without figures that change by themselves."""
         rows = [
             {
                 "host": row.host,
@@ -202,32 +274,35 @@ class StartBoard:
             "joined": sum(int(str(row["joined"])) for row in rows),
             "hosts": rows,
             "sentence": sentence,
+            "news": news,
         }
 
 
-def _row(part: HostRequest) -> HostRow:
-    return HostRow(host=part.host, ranks=part.ranks, is_worker=part.program == "worker")
+def _row(part: HostRequest, *, is_head: bool) -> HostRow:
+    return HostRow(host=part.host, ranks=part.ranks, is_worker=part.program == "worker", is_head=is_head)
 
 
 def sentence(board: StartBoard, *, meet: str, places: Mapping[str, str], probes: Mapping[str, str]) -> str:
     """The hosts that are behind, their stage, and the results of probes; for a board that is late.
 
-    meet: where launchers meet. places: address -> name of a host. probes: host -> result of the probe on it.
+    meet: where launchers meet. places: address -> name of a host. probes: host -> result of the probe on it, which
+    says more than the sockets there.
     """
     whole = board.to_json(sentence=None)
     silent = [row for row in board.rows.values() if row.is_silent and row.stage is not None]
-    lagging = [row for row in board.lagging if not row.is_silent]
+    awaited = [row for row in board.awaited if not row.is_silent]
     said = [f"{whole['joined']} of {whole['ranks']} ranks have joined after {board.seconds:.0f} s"]
     if silent:
         said.append(f"{listed([row.host for row in silent])} {'does' if len(silent) == 1 else 'do'} not answer")
-    if lagging:
-        said.append(_behind(board.stage or "joined", lagging, meet=meet))
+    if awaited:
+        said.append(_behind(board.stage or "joined", awaited, meet=meet))
     said += [
         f"{row.host} gets no answer from {', '.join(_place(each, places) for each in row.waits_for[:3])}"
-        for row in lagging
-        if row.waits_for
+        for row in awaited
+        if row.waits_for and row.host not in probes
     ]
-    said += [probes[row.host] for row in lagging if row.host in probes]
+    said += [probes[row.host] for row in awaited if row.host in probes]
+    said += _works(awaited, idle_s=board.limits.idle_s) if board.stage != "joined" else []
     return "; ".join(said)
 
 
@@ -237,13 +312,36 @@ def _behind(stage: str, rows: Sequence[HostRow], *, meet: str) -> str:
     does = {
         "ssh": f"no answer yet from {names}",
         "agent": f"the gangline agent on {names} has not started",
-        "launcher": f"torchrun on {names} still imports torch",
-        "port": f"torchrun on {names} does not reach {meet}",
-        "python": f"the launchers have met, but the ranks of {names} have not started",
-        "torch": f"{_ranks(rows)} still {_verb(rows, 'imports', 'import')} torch",
+        "launcher": f"torchrun on {names} has not imported torch yet",
+        "port": f"torchrun on {names} is not connected to {meet} yet",
+        "python": f"the ranks of {names} have not started yet",
+        "torch": f"{_ranks(rows)} {_verb(rows, 'has', 'have')} not finished importing",
         "joined": f"{_ranks(rows)} {_verb(rows, 'has', 'have')} not joined",
     }
+    if stage == "port" and rows[0].is_head:
+        return f"torchrun on {names} has not opened the port where the launchers meet yet"
     return does[stage]
+
+
+def _works(rows: Sequence[HostRow], *, idle_s: float) -> list[str]:
+    """Which of them are slow, and which are stuck; and how busy their computers are."""
+    said = []
+    for row in rows:
+        behind = {sign.rank: sign.work for sign in row.signs if sign.rank in row.behind and sign.work is not None}
+        idle = [rank for rank, work in behind.items() if work.idle_s >= idle_s]
+        if row.stage == "torch" and idle and not row.is_stale:
+            still_s = min(work.idle_s for rank, work in behind.items() if rank in idle)
+            who = listed_ranks((row.host, rank) for rank in idle)
+            said.append(f"{who} {'has' if len(idle) == 1 else 'have'} done nothing for {still_s:.0f} s")
+        elif row.idle_s is not None and row.idle_s >= idle_s:
+            said.append(f"{row.host} has done nothing for it for {row.idle_s:.0f} s")
+        elif row.works:
+            cpu_s, read = sum(work.cpu_s for work in row.works), sum(work.read_bytes for work in row.works)
+            said.append(f"{row.host} works on it: {cpu_s:.0f} s of processor time, {format_bytes(read)} read")
+    busy = [row for row in rows if row.load >= BUSY]
+    load = max((row.load for row in busy), default=0.0)
+    names = listed([row.host for row in busy])
+    return [*said, *([f"{names}: busy, {load:.1f} processes per core want to run"] if busy else [])]
 
 
 def _ranks(rows: Sequence[HostRow]) -> str:
@@ -265,12 +363,23 @@ PROBE_S = 3.0
 PROBE_TIMEOUT_S = 15.0
 TARGETS = 4
 """The number of silent addresses that are tried from each host."""
+FRESH_S = 30.0
+"""A result that is older says nothing of now."""
 WORDS = {
     "timed out": "packets are dropped on the way; suspect a firewall",
-    "refused": "no program listens there",
+    "refused": "no program listens there, or a firewall refuses it",
     "no route": "there is no route to that network",
-    "open": "the port is open, so the program behind it hangs",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """The result of a probe."""
+
+    stage: str | None
+    """The stage for which it was made."""
+    begun_at: float
+    words: str
 
 
 class StartFollower:
@@ -290,12 +399,12 @@ class StartFollower:
         self._transports = transports
         self._meet = request.hosts[0].meet
         self._places = {host.address: host.name for host in cluster.hosts}
-        self._probes = Background[str]()
+        self._probes = Background[_Answer]()
         self._probed_at = float("-inf")
-        self._answers: dict[str, str] = {}
+        self._answers: dict[str, _Answer] = {}
         """Host -> result of the last probe on it."""
         self._sentence: str | None = None
-        self._told: tuple[str | None, tuple[str, ...]] | None = None
+        self._told = ""
         self._written_at = float("-inf")
         self.done = False
 
@@ -311,7 +420,7 @@ class StartFollower:
         self.board.note(statuses)
         was_done, self.done = self.done, self.board.stage is None
         if self.done:
-            self._sentence = self._told = None
+            self._sentence, self._told = None, ""
             if self.board.is_told and not was_done:
                 yield "joined", {"seconds": round(self.board.seconds, 1)}
         elif self.board.is_late():
@@ -330,31 +439,43 @@ class StartFollower:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for board.json."""
-        return self.board.to_json(sentence=self._sentence)
+        return self.board.to_json(sentence=self._sentence, news=self._told)
 
     def failure(self) -> RunFailed | None:
         """The error that ends the start; None: it goes on."""
         if self.done or not self.board.is_overdue():
             return None
-        lagging = self.board.lagging
-        names = " and ".join(row.host for row in lagging)
+        board = self.board
+        names = listed([row.host for row in board.awaited])
+        still_s = max((board.still_s(row) for row in board.awaited), default=0.0)
         return RunFailed(
             f"the start was given up: {self._say()}",
-            seen=f"no progress for {self.board.stage_seconds:.0f} s at the stage {self.board.stage!r} of {names}",
+            seen=f"waited for {names} at the stage {board.stage!r} for {board.stage_seconds:.0f} s, the last "
+            f"{still_s:.0f} s without any progress there; the limit is {board.limit_s:.0f} s without progress, "
+            f"{board.limits.longest_s:.0f} s in all",
             fix=self._fix(),
         )
 
-    def _news(self) -> tuple[str | None, tuple[str, ...]]:
-        """The parts of a sentence whose change is reported; its seconds are none."""
-        hosts = [f"{row.host} {row.is_silent} {self._answers.get(row.host, '')}" for row in self.board.lagging]
-        return self.board.stage, tuple(hosts)
+    def _news(self) -> str:
+        """The parts of a sentence whose change is reported; its figures are none."""
+        limit_s = self.board.limits.idle_s
+        hosts = [
+            f"{row.host} {row.is_silent} {(row.idle_s or 0) >= limit_s} {bool(row.waits_for)} {self._words(row.host)}"
+            for row in self.board.awaited
+        ]
+        return "; ".join([str(self.board.stage), *hosts])
+
+    def _words(self, host: str) -> str:
+        answer = self._answers.get(host)
+        return "" if answer is None else answer.words
 
     def _say(self) -> str:
         meet = f"{self.head} at {self._meet[0]}, port {self._meet[1]}" if self._meet else self.head
-        return sentence(self.board, meet=meet, places=self._places, probes=self._answers)
+        probes = {host: answer.words for host, answer in self._answers.items() if answer.words}
+        return sentence(self.board, meet=meet, places=self._places, probes=probes)
 
     def _fix(self) -> str:
-        said = " ".join(self._answers.values())
+        said = " ".join(map(self._words, self._answers))
         waits = any(row.waits_for for row in self.board.lagging)
         if WORDS["timed out"] in said or waits:
             return "let the hosts of the cluster reach each other on all TCP ports; test every pair: gangline check"
@@ -364,27 +485,37 @@ class StartFollower:
 
     def _probe(self) -> None:
         """Have the hosts that are behind connect to the addresses that they do not reach, every few seconds."""
+        now, stage = self._clock(), self.board.stage
+        targets = {row.host: wanted for row in self.board.awaited if (wanted := self._targets(row))}
         self._answers |= self._probes.results()
-        if self._probes.is_busy or self._clock() - self._probed_at < PROBE_EVERY_S:
+        self._answers = {
+            host: answer
+            for host, answer in self._answers.items()
+            if host in targets and answer.stage == stage and now - answer.begun_at < FRESH_S
+        }
+        if self._probes.is_busy or now - self._probed_at < PROBE_EVERY_S:
             return
-        lagging = {row.host: self._targets(row) for row in self.board.lagging}
-        self._answers = {host: words for host, words in self._answers.items() if host in lagging}
-        for host, targets in lagging.items():
-            if targets:
-                self._probed_at = self._clock()
-                self._probes.start(host, partial(self._try, host, targets))
+        for host, wanted in targets.items():
+            self._probed_at = now
+            self._probes.start(host, partial(self._try, host, wanted, stage, now))
 
     def _targets(self, row: HostRow) -> list[tuple[str, int]]:
+        """The addresses that a host does not reach although somebody listens there; [] where that is not known."""
         if row.is_silent:
             return []
         if self.board.stage == "port" and self._meet:
-            return [self._meet]
+            # The head's port is open, or this would be the head. A launcher that works may not have come to it yet.
+            is_stuck = bool(row.waits_for) or row.idle_s is None or row.idle_s >= self.board.limits.idle_s
+            return [self._meet] if is_stuck and not row.is_head else []
         if self.board.stage != "joined":
             return []
         pairs = [endpoint.rpartition(":") for endpoint in row.waits_for]
         return [(address, int(port)) for address, _, port in pairs][:TARGETS]
 
-    def _try(self, host: str, targets: Sequence[tuple[str, int]]) -> str:
+    def _try(self, host: str, targets: Sequence[tuple[str, int]], stage: str | None, now: float) -> _Answer:
+        return _Answer(stage=stage, begun_at=now, words=self._tried(host, targets))
+
+    def _tried(self, host: str, targets: Sequence[tuple[str, int]]) -> str:
         stdin = json.dumps({"targets": targets, "timeout_s": PROBE_S}).encode()
         try:
             result = self._transports[host].run((AGENT, "connect"), stdin=stdin, timeout_s=PROBE_TIMEOUT_S)
@@ -395,5 +526,7 @@ class StartFollower:
             return ""
         tried = sorted(zip(outcomes, targets, strict=True), key=lambda pair: pair[0] == "open")
         outcome, (address, port) = tried[0]
-        place = self._places.get(address, address)
-        return f"a connection from {host} to {place} ({address}, port {port}): {outcome}: {WORDS.get(outcome, 'tried')}"
+        place = f"{self._places.get(address, address)} ({address}, port {port})"
+        if outcome == "open":
+            return f"a new connection from {host} to {place} works"
+        return f"a connection from {host} to {place}: {outcome}: {WORDS.get(outcome, 'tried')}"

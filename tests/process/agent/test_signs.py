@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -146,6 +147,7 @@ def test_how_long_a_rank_has_been_where_it_is_is_told_also_after_all_have_joined
         "step": 7,
         "collectives": 20,
         "same_s": 0,
+        "work": None,
     }
     assert worker.signs.joined
     assert worker.row(1.5)["same_s"] == 1.5
@@ -159,6 +161,28 @@ def test_how_long_a_rank_has_been_where_it_is_is_told_also_after_all_have_joined
 def test_of_a_rank_without_a_phase_nothing_is_told(tmp_path):
     row = Worker(tmp_path).row(1)
     assert (row["phase"], row["step"], row["collectives"], row["same_s"]) == (None, None, None, None)
+
+
+def test_a_rank_that_reports_has_imported_what_it_needs_once_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(signs, "_has_torch", lambda _pid: True)  # its library is mapped long before
+    worker = Worker(tmp_path)
+    worker.say(0, 0, 0, 1.0)
+    assert not worker.row(1)["torch"]
+    worker.say(0, 1, 0, 2.0)
+    assert worker.row(1)["torch"]
+
+
+def test_whether_a_rank_works_or_sleeps_is_seen_until_it_has_joined(tmp_path):
+    worker = Worker(tmp_path)
+    assert worker.row(1)["work"]["idle_s"] == 0
+    assert worker.row(30)["work"]["idle_s"] == 30
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    assert worker.row(1)["work"]["idle_s"] == 0
+    assert worker.signs.seen["load"] >= 0
+    worker.say(0, 2, 0, 1.0)
+    assert worker.row(1)["work"] is None
 
 
 def test_a_launcher_that_is_alone_has_nobody_to_meet(tmp_path, monkeypatch):

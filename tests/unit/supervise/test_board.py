@@ -1,8 +1,10 @@
 """Who is behind, at which stage, and for how long; in a sentence."""
 
+from dataclasses import replace
+
 import pytest
 
-from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, StartSigns
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, StartSigns, WorkSigns
 from gangline.supervise.startup import STAGES, StartBoard, StartLimits, sentence
 
 PLACES = {"10.77.0.10": "pc1", "10.77.0.11": "pc2", "10.77.0.12": "pc3"}
@@ -24,12 +26,17 @@ def request(program="worker"):
     return LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
 
 
-def rank(number, phase=None, torch=None, met=False):
-    return RankSigns(rank=number, phase=phase, has_torch=torch if torch is not None else phase is not None, has_met=met)
+def rank(number, phase=None, torch=None, met=False, idle_s=None):
+    torch = torch if torch is not None else phase is not None
+    return RankSigns(rank=number, phase=phase, has_torch=torch, has_met=met, work=work(idle_s))
 
 
-def status(host, *ranks, launcher=True, met=True, waits_for=(), **how):
-    signs = StartSigns(launcher=launcher, met=met, ranks=ranks, waits_for=waits_for)
+def work(idle_s):
+    return None if idle_s is None else WorkSigns(idle_s=idle_s, cpu_s=12.0, read_bytes=300 << 20)
+
+
+def status(host, *ranks, launcher=True, met=True, waits_for=(), idle_s=None, load=None, **how):
+    signs = StartSigns(launcher=launcher, met=met, ranks=ranks, waits_for=waits_for, work=work(idle_s), load=load)
     return HostStatus(**{"host": host, "phase": "running", "signs": signs, **how})
 
 
@@ -103,16 +110,16 @@ CASES = {
     "host-agent": ([HostStatus(host="pc2", phase="starting")], "the gangline agent on pc2 has not started"),
     "import of the launcher": (
         [status("pc2", launcher=False, met=False), status("pc3", launcher=False, met=False)],
-        "torchrun on pc2 and pc3 still imports torch",
+        "torchrun on pc2 and pc3 has not imported torch yet",
     ),
     "port dropped": (
         [status("pc3", met=False, waits_for=("10.77.0.10:29500",))],
-        "torchrun on pc3 does not reach pc1 at 10.77.0.10, port 29500; pc3 gets no answer from pc1 (10.77.0.10, port 29500)",
+        "torchrun on pc3 is not connected to pc1 at 10.77.0.10, port 29500 yet; pc3 gets no answer from pc1 (10.77.0.10, port 29500)",
     ),
-    "import of a rank": ([status("pc2", rank(1, "joining"), rank(2))], "rank 2 on pc2 still imports torch"),
+    "import of a rank": ([status("pc2", rank(1, "joining"), rank(2))], "rank 2 on pc2 has not finished importing"),
     "import of many": (
         [status("pc2", rank(1), rank(2)), status("pc3", rank(3))],
-        "ranks 1, 2 on pc2 and rank 3 on pc3 still import torch",
+        "ranks 1, 2 on pc2 and rank 3 on pc3 have not finished importing",
     ),
     "data ports dropped": (
         [
@@ -141,7 +148,7 @@ def test_a_host_that_has_gone_is_told_before_what_others_have_not_reached(board,
     for now in (20.0, 25.0):
         clock.now = now
         board.note([HostStatus(host="pc2", phase="unreachable")])
-    assert "; pc2 does not answer; torchrun on pc3 does not reach" in said(board)
+    assert "; pc2 does not answer; torchrun on pc3 is not connected to" in said(board)
     for now in (26.0, 31.0):
         clock.now = now
         board.note([HostStatus(host="pc3", phase="unreachable")])
@@ -228,6 +235,90 @@ def test_a_program_that_is_not_ours_is_given_up_if_its_launchers_do_not_meet(clo
     board = StartBoard(request("command"), clock=clock)
     board.note([status("pc1"), status("pc2"), status("pc3", met=False)])
     clock.now = 91.0
+    assert board.is_overdue()
+
+
+IMPORTING = (
+    status("pc1", rank(0, "joining", idle_s=0.0)),
+    status("pc2", rank(1, "joining", idle_s=0.0), rank(2, "importing", torch=False, idle_s=1.5)),
+)
+
+
+def test_an_import_that_works_is_waited_for_and_one_that_sleeps_is_named_and_given_up(board, clock):
+    board.note([*IMPORTING, status("pc3", rank(3, idle_s=2.0))])
+    clock.now = 900.0
+    board.note([*IMPORTING, status("pc3", rank(3, idle_s=2.0))])
+    assert not board.is_overdue()
+    assert said(board).endswith(
+        "; pc2 works on it: 12 s of processor time, 300 MiB read; pc3 works on it: 12 s of processor time, 300 MiB read"
+    )
+    clock.now = 960.0
+    board.note([*IMPORTING, status("pc3", rank(3, idle_s=62.0))])
+    assert not board.is_overdue()
+    assert said(board).endswith("; rank 3 on pc3 has done nothing for 62 s")
+    clock.now = 990.0
+    board.note([*IMPORTING, status("pc3", rank(3, idle_s=92.0))])
+    assert board.is_overdue()
+
+
+def test_nobody_works_for_ever(board, clock):
+    board.note([*IMPORTING, status("pc3", rank(3, idle_s=0.0))])
+    clock.now = 3601.0
+    assert board.is_overdue()
+
+
+def test_a_rank_that_works_does_not_hide_another_one_that_sleeps(board, clock):
+    clock.now = 200.0
+    stuck = status("pc2", rank(1, "importing", torch=False, idle_s=0.0), rank(2, torch=False, idle_s=120.0))
+    board.note([IMPORTING[0], stuck, status("pc3", rank(3, "joining", idle_s=0.0))])
+    clock.now = 300.0
+    board.note([stuck])
+    assert said(board).endswith("; rank 2 on pc2 has done nothing for 120 s")
+    assert board.is_overdue()
+
+
+def test_the_limits_grow_with_the_load(board, clock):
+    busy = [replace(each, signs=replace(each.signs, load=3.0)) for each in IMPORTING]
+    board.note([*busy, status("pc3", rank(3, idle_s=100.0))])
+    clock.now = 200.0
+    board.note([*busy, status("pc3", rank(3, idle_s=200.0))])
+    assert not board.is_overdue()
+    assert "pc2: busy, 3.0 processes per core want to run" in said(board)
+    clock.now = 280.0
+    board.note([*busy, status("pc3", rank(3, idle_s=280.0))])
+    assert board.is_overdue()
+
+
+def test_ranks_that_join_are_given_up_only_when_none_of_them_works(board, clock):
+    board.note([status("pc1", rank(0, "joining")), status("pc2", rank(1, "joining"), rank(2, "joining"))])
+    for now, idle_s, is_overdue in ((200.0, 0.0, False), (300.0, 91.0, True)):
+        clock.now = now
+        board.note(
+            [
+                status("pc1", rank(0, "joining", idle_s=150.0)),
+                status("pc2", rank(1, "joining", idle_s=150.0), rank(2, "joining", idle_s=150.0)),
+                status("pc3", rank(3, "joining", idle_s=idle_s)),
+            ]
+        )
+        assert board.is_overdue() == (is_overdue and now > 290)
+
+
+def test_the_port_is_the_heads_so_nobody_else_is_named_before_it_is_open(board, clock):
+    board.note([status("pc1", met=False, idle_s=1.0), status("pc2", met=False, idle_s=80.0), status("pc3", met=False)])
+    clock.now = 200.0
+    board.note([status("pc1", met=False, idle_s=1.0), status("pc2", met=False, idle_s=280.0)])
+    assert said(board) == (
+        "0 of 4 ranks have joined after 200 s; torchrun on pc1 has not opened the port where the launchers meet yet; "
+        "pc1 works on it: 12 s of processor time, 300 MiB read"
+    )
+    assert not board.is_overdue()
+
+
+def test_what_a_host_agent_said_long_ago_of_work_does_not_count(board, clock):
+    for now in (0.0, 10.0, 400.0):
+        clock.now = now
+        board.note([*IMPORTING, status("pc3", rank(3, idle_s=0.0), beat=7)])
+    assert board.rows["pc3"].idle_s is None
     assert board.is_overdue()
 
 

@@ -71,7 +71,7 @@ def test_who_is_behind_is_told_with_what_the_probe_says_and_again_when_that_chan
     assert lab.note(*STUCK, at=14.0) == []
     ((event, details),) = lab.note(*STUCK, at=15.0)
     assert event == "waiting"
-    assert "torchrun on pc3 does not reach pc1 at 10.77.0.10, port 29500" in details["what"]
+    assert "torchrun on pc3 is not connected to pc1 at 10.77.0.10, port 29500" in details["what"]
     lab.probed()
     ((_, details),) = lab.note(*STUCK, at=16.0)
     assert details["what"].endswith(
@@ -87,11 +87,76 @@ def test_it_is_given_up_with_that_as_the_cause(lab):
     lab.probed()
     lab.note(*STUCK, at=16.0)
     assert lab.start.failure() is None
+    lab.note(*STUCK, at=100.0)
+    lab.probed()
     lab.note(*STUCK, at=106.0)
     failure = lab.start.failure()
-    assert "torchrun on pc3 does not reach pc1" in failure.what
+    assert "torchrun on pc3 is not connected to pc1" in failure.what
     assert "timed out" in failure.what
     assert failure.fix.startswith("let the hosts of the cluster reach each other")
+
+
+def test_a_result_of_an_earlier_stage_is_not_told(lab):
+    lab.note(*STUCK, at=15.0)
+    lab.probed()
+    lab.note(status("pc1"), status("pc2"), status("pc3"), at=16.0)
+    assert lab.start.board.stage == "python"
+    assert "connection" not in lab.start.to_json()["sentence"]
+    lab.note(*all_at("joining"), at=17.0)
+    assert "connection" not in lab.start.to_json()["sentence"]
+
+
+def test_an_old_result_is_not_told_and_one_verdict_is_enough(lab):
+    stuck = (*STUCK[:2], status("pc3", met=False, waits_for=("10.77.0.10:29500",)))
+    lab.note(*stuck, at=15.0)
+    lab.probed()
+    lab.outcome = "refused"
+    lab.note(*stuck, at=16.0)
+    said = lab.start.to_json()["sentence"]
+    assert ("timed out" in said, "gets no answer" in said) == (True, False)
+    lab.note(*stuck, at=46.0)
+    assert "timed out" not in lab.start.to_json()["sentence"]
+    lab.probed()
+    lab.note(*stuck, at=47.0)
+    assert "refused" in lab.start.to_json()["sentence"]
+
+
+def test_no_port_is_tried_before_somebody_can_listen_there(lab):
+    waiting = (status("pc1", met=False, idle_s=0.0), *(status(host, met=False, idle_s=60.0) for host in ("pc2", "pc3")))
+    lab.note(*waiting, at=100.0)
+    lab.note(*waiting, at=120.0)
+    assert not any(transport.calls for transport in lab.transports.values())
+    # the head listens, and the launcher of pc3 still works on its way there
+    lab.note(*STUCK[:2], status("pc3", met=False, idle_s=0.0), at=121.0)
+    assert not any(transport.calls for transport in lab.transports.values())
+
+
+def test_a_connection_that_works_is_no_verdict(lab):
+    lab.outcome = "open"
+    lab.note(*STUCK, at=15.0)
+    lab.probed()
+    lab.note(*STUCK, at=16.0)
+    assert lab.start.to_json()["sentence"].endswith("; a new connection from pc3 to pc1 (10.77.0.10, port 29500) works")
+
+
+def test_figures_that_grow_are_no_news(lab):
+    def importing(idle_s):
+        return *all_at("joining")[:2], status("pc3", rank(3, idle_s=idle_s))
+
+    assert [len(lab.note(*importing(idle), at=at)) for at, idle in ((15.0, 0.0), (20.0, 1.0), (40.0, 15.0), (45.0, 20.0))] == [
+        1, 0, 1, 0,
+    ]  # fmt: skip
+
+
+def test_what_a_start_that_is_given_up_has_waited_for_is_told_with_its_time(lab):
+    lab.note(*all_at("joining")[:2], status("pc3", rank(3, idle_s=0.0)), at=15.0)
+    lab.note(*all_at("joining")[:2], status("pc3", rank(3, idle_s=100.0)), at=115.0)
+    failure = lab.start.failure()
+    assert "rank 3 on pc3 has done nothing for 100 s" in failure.what
+    assert failure.seen == (
+        "waited for pc3 at the stage 'torch' for 100 s, the last 100 s without any progress there; "
+        "the limit is 90 s without progress, 3600 s in all"
+    )
 
 
 def test_ports_that_give_no_answer_are_tried_from_where_they_give_none(lab):

@@ -340,11 +340,13 @@ class HostPart:
         return dict(facts, start=self._signs.seen, silence=self._silence.seen, leases=self._slots)
 
     def _expire(self) -> None:
-        """Nobody may be there to see it: ranks that do not join are ended by their host agent, too."""
+        """Nobody may be there to see it: ranks that do not join are ended by their host agent, too. Their time begins
+        anew as long as anything that was started works.
+        """
         limit_s = self.request.get("join_timeout_s")
         if limit_s is None or self._signs.joined or self.leaving.order is not None:
             return
-        if time.monotonic() > self._started + float(limit_s):
+        if min(time.monotonic() - self._started, self._signs.idle_s) > float(limit_s):
             self.is_unjoined = True
             self.leaving.take("kill")
 

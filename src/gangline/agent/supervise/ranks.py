@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 from gangline.agent.host_files import PHASES, read_bytes, read_record
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.processes import Process, find, is_alive, send
+from gangline.agent.supervise.work import Work, load_per_core
 
 RANK_FILE = re.compile(r"rank-(\d+)\.(pid|error\.json|exit\.json)")
 # The summary that torchrun prints for a failed rank: "exitcode  : -9 (pid: 4711)".
@@ -264,8 +265,15 @@ class Signs:
         """Ranks that wait for an answer to a connection."""
         self._unanswered: Set[int] = set()
         """Sockets that had no answer when we looked the last time."""
+        self._work: Dict[Optional[int], Work] = {}
+        """Rank -> the work of its processes; None -> of the launcher and whatever else was started."""
         self.joined = False
         self.seen: Dict[str, Any] = {"launcher": False, "met": self._port is None, "ranks": {}, "waits_for": []}
+
+    @property
+    def idle_s(self) -> float:
+        """For how long nothing that was started here has worked."""
+        return min((work.idle_s for work in self._work.values()), default=0.0)
 
     def look(self, command: processes.Process) -> None:
         """Look once; costs a scan of /proc as long as the start lasts, and a few small reads afterwards."""
@@ -274,9 +282,11 @@ class Signs:
             self._look_closely(command, phases)
         rows = {str(rank): self._row(rank, phases.get(rank)) for rank in sorted(self._ranks.processes)}
         self.joined = (self._reports and self.joined) or self._all_joined(rows)
-        self.seen["ranks"] = rows
         if self.joined:
-            self.seen.update(launcher=True, met=True, waits_for=[])
+            self._work.clear()
+            rows = {rank: dict(row, work=None) for rank, row in rows.items()}
+            self.seen.update(launcher=True, met=True, waits_for=[], work=None, load=None)
+        self.seen["ranks"] = rows
 
     def _is_calling(self) -> bool:
         """Whether anybody on this host waits for an answer, where ranks do not say themselves how they are."""
@@ -286,9 +296,11 @@ class Signs:
         return False
 
     def _look_closely(self, command: processes.Process, phases: Dict[int, Dict[str, Any]]) -> None:
-        family = [command.pid, *(process.pid for process in processes.descendants(command.pid))]
+        below = processes.descendants(command.pid)
+        family = [command.pid, *(process.pid for process in below)]
         ranks = {process.pid for process in self._ranks.processes.values()}
         launchers = [pid for pid in family if pid not in ranks]
+        self._look_at_work(command, below)
         started = bool(ranks) or self._port is None
         self.seen["launcher"] = self.seen["launcher"] or started or any(map(_has_torch, launchers))
         table = processes.sockets(processes.ESTABLISHED, processes.SYN_SENT, processes.LISTEN)
@@ -296,6 +308,7 @@ class Signs:
         self.seen["launcher"] = self.seen["launcher"] or bool(knocking)
         met = started or self._has_met(launchers, table) or (self._is_alone and self.seen["launcher"])
         self.seen["met"] = self.seen["met"] or met
+        self.seen["knocks"] = bool(knocking)
         everybody = {*family, *ranks}
         calling = [each for each in processes.of_processes(everybody, table) if each.state == processes.SYN_SENT]
         # On a network that answers, a socket is in that state for less than a millisecond: twice seen is no accident.
@@ -304,10 +317,30 @@ class Signs:
         self._unanswered = {each.inode for each in calling}
         self._waiting = self._ranks_of(stuck if self.joined else calling)
         for rank, process in self._ranks.processes.items():
-            if rank not in self._with_torch and (_is_past_imports(phases.get(rank)) or _has_torch(process.pid)):
+            if rank not in self._with_torch and self._has_imported(process, phases.get(rank)):
                 self._with_torch.add(rank)
             if rank not in self._connected and self._has_met([process.pid], table):
                 self._connected.add(rank)
+
+    def _has_imported(self, process: Process, phase: Optional[Dict[str, Any]]) -> bool:
+        """Whether a rank has its imports behind it. torch's library is mapped long before: a rank that reports says it
+        itself.
+        """
+        return _is_past_imports(phase) if self._reports else _has_torch(process.pid)
+
+    def _look_at_work(self, command: Process, below: List[Process]) -> None:
+        """See whether the processes of each rank, and all others, work."""
+        parents = {process.pid: process.parent for process in below}
+        ranks = {process.pid: rank for rank, process in self._ranks.processes.items()}
+        groups: Dict[Optional[int], List[int]] = {None: [command.pid], **{rank: [] for rank in ranks.values()}}
+        for pid in {*parents, *ranks}:
+            above: Optional[int] = pid
+            while above is not None and above not in ranks:
+                above = parents.get(above)
+            groups[None if above is None else ranks[above]].append(pid)
+        for rank, pids in groups.items():
+            self._work.setdefault(rank, Work(clock=self._clock)).look(pids)
+        self.seen.update(work=self._work[None].row(), load=load_per_core())
 
     def _ranks_of(self, calling: List[processes.Socket]) -> Set[int]:
         """The ranks that want one of these connections to another rank."""
@@ -326,7 +359,8 @@ class Signs:
     def _row(self, rank: int, phase: Optional[Dict[str, Any]]) -> Dict[str, Any]:
         row = {"torch": rank in self._with_torch, "met": rank in self._connected - self._waiting}
         told = {name: phase[name] if phase else None for name in ("phase", "step", "collectives")}
-        return dict(row, **told, same_s=self._same_s(rank, phase))
+        work = self._work.get(rank)
+        return dict(row, **told, same_s=self._same_s(rank, phase), work=None if work is None else work.row())
 
     def _same_s(self, rank: int, phase: Optional[Dict[str, Any]]) -> Optional[float]:
         """For how many seconds its phase file has said the very same, its time included."""

@@ -1,0 +1,111 @@
+"""Whether processes work: processor time, page faults and bytes read, as /proc counts them.
+
+A start is silent for as long as its imports take, minutes from a cold disk or on a busy computer. A process that works
+meanwhile is slow; one that sleeps is stuck.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple
+
+from gangline.agent.host_files import read_bytes
+
+WINDOW_S = 10.0
+"""Work counts together for so long: a process that only looks now and then stays below `ENOUGH`."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Amount(NamedTuple):
+    """Work of processes since their start."""
+
+    cpu_s: float = 0.0
+    minor_faults: float = 0.0
+    """Pages that were mapped without a read."""
+    major_faults: float = 0.0
+    """Pages that were read from a disk or a file server."""
+    read_bytes: float = 0.0
+    """Bytes that system calls have read, also from the cache."""
+    stored_bytes: float = 0.0
+    """Bytes that came from a disk or a file server."""
+
+    def plus(self, other: "Amount") -> "Amount":
+        """The sum."""
+        return Amount(*(mine + its for mine, its in zip(self, other)))
+
+    def since(self, before: "Amount") -> "Amount":
+        """The difference; never below zero."""
+        return Amount(*(max(0.0, now - then) for now, then in zip(self, before)))
+
+
+ENOUGH = Amount(cpu_s=0.2, minor_faults=500, major_faults=20, read_bytes=1 << 20, stored_bytes=1 << 18)
+"""Any of these within a window is work. 0.2 s is a tenth of the share of one of 50 processes on one core."""
+
+
+class Work:
+    """The work of a group of processes, looked at about once a second; members come and go."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: Dict[int, Amount] = {}
+        self._window: Tuple[float, Amount] = (clock(), Amount())
+        """When it began, and what was done in it."""
+        self._worked_at = clock()
+        self.total = Amount()
+        """Since the first look."""
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Look once at the processes of the group."""
+        now = self._clock()
+        amounts = {pid: amount for pid, amount in ((pid, amount_of(pid)) for pid in pids) if amount is not None}
+        fresh = Amount()
+        for pid, amount in amounts.items():
+            fresh = fresh.plus(amount.since(self._last.get(pid, Amount())))
+        self._last = amounts
+        self.total = self.total.plus(fresh)
+        begun, done = self._window
+        done = done.plus(fresh)
+        if any(mine >= enough for mine, enough in zip(done, ENOUGH)):
+            self._worked_at, self._window = now, (now, Amount())
+        elif now - begun >= WINDOW_S:
+            self._window = (now, Amount())
+        else:
+            self._window = (begun, done)
+
+    @property
+    def idle_s(self) -> float:
+        """For how long it has done nothing that counts."""
+        return max(0.0, self._clock() - self._worked_at)
+
+    def row(self) -> Dict[str, Any]:
+        """What the status says of it."""
+        return {
+            "idle_s": round(self.idle_s, 1),
+            "cpu_s": round(self.total.cpu_s, 1),
+            "read_bytes": int(self.total.read_bytes),
+        }
+
+
+def amount_of(pid: int) -> Optional[Amount]:
+    """What a process has done since its start; None: it is gone. Bytes are 0 where we may not see them."""
+    fields = read_bytes(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split()
+    if len(fields) < 13:
+        return None
+    counts = dict(line.split(b": ") for line in read_bytes(Path(f"/proc/{pid}/io")).splitlines() if b": " in line)
+    return Amount(
+        cpu_s=(int(fields[11]) + int(fields[12])) / TICKS_PER_S,
+        minor_faults=float(fields[7]),
+        major_faults=float(fields[9]),
+        read_bytes=float(counts.get(b"rchar", 0)),
+        stored_bytes=float(counts.get(b"read_bytes", 0)),
+    )
+
+
+def load_per_core() -> Optional[float]:
+    """Processes that want a core or wait for a disk, per core of this computer, over the last minute; None: unknown."""
+    try:
+        return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
+    except OSError:
+        return None
