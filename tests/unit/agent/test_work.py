@@ -31,6 +31,7 @@ def group(monkeypatch):
 
 @pytest.mark.parametrize("more", [
     {"cpu_s": 0.05}, {"minor_faults": 100}, {"major_faults": 3}, {"read_bytes": 200 << 10}, {"stored_bytes": 40 << 10},
+    {"cpu_s": 0.003, "wanted_s": 0.99},
 ])  # fmt: skip
 def test_any_kind_of_work_counts_although_it_is_slow(group, more):
     assert group.idle_after(60, **more) < 10
@@ -42,7 +43,7 @@ def test_one_that_sleeps_is_idle_from_its_last_work_on(group):
 
 
 def test_one_that_only_looks_now_and_then_is_idle(group):
-    assert group.idle_after(40, cpu_s=0.01, minor_faults=5, read_bytes=2000) == 40
+    assert group.idle_after(40, cpu_s=0.01, minor_faults=5, read_bytes=2000, wanted_s=0.33) == 40
 
 
 def test_one_that_has_just_begun_works(group):

@@ -1,7 +1,7 @@
-"""Whether processes work: processor time, page faults and bytes read, as /proc counts them.
+"""Whether processes work: processor time, waits for a processor, page faults and bytes read, as /proc counts them.
 
 A start is silent for as long as its imports take, minutes from a cold disk or on a busy computer. A process that works
-meanwhile is slow; one that sleeps is stuck.
+meanwhile is slow, also one that is ready to and does not get a processor; one that sleeps is stuck.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Amount(NamedTuple):
     """Bytes that system calls have read, also from the cache."""
     stored_bytes: float = 0.0
     """Bytes that came from a disk or a file server."""
+    wanted_s: float = 0.0
+    """Time on a processor, or ready and without one; of the main thread alone."""
 
     def plus(self, other: "Amount") -> "Amount":
         """The sum."""
@@ -40,8 +42,12 @@ class Amount(NamedTuple):
         return Amount(*(max(0.0, now - then) for now, then in zip(self, before)))
 
 
-ENOUGH = Amount(cpu_s=0.2, minor_faults=500, major_faults=20, read_bytes=1 << 20, stored_bytes=1 << 18)
-"""Any of these within a window is work. 0.2 s is a tenth of the share of one of 50 processes on one core."""
+ENOUGH = Amount(
+    cpu_s=0.2, minor_faults=500, major_faults=20, read_bytes=1 << 20, stored_bytes=1 << 18, wanted_s=WINDOW_S / 2
+)
+"""Any of these within a window is work. With 40 processes on two cores an import was ready all the time and got 0.03 s
+in 10 s; a process that looks ten times a second whether it can go on is ready for a third of the time then.
+"""
 
 
 class Work:
@@ -100,6 +106,7 @@ def amount_of(pid: int) -> Optional[Amount]:
         major_faults=float(fields[9]),
         read_bytes=float(counts.get(b"rchar", 0)),
         stored_bytes=float(counts.get(b"read_bytes", 0)),
+        wanted_s=sum(map(int, read_bytes(Path(f"/proc/{pid}/schedstat")).split()[:2])) / 1e9,
     )
 
 
