@@ -9,7 +9,8 @@
 Beside each start 8 processes (`--loops`) use all the processor time that they get; they end by themselves. Every
 sentence of the board is compared with what busy_truth.py has seen in /proc: a host or rank that is said not to have
 come to a stage must not have come to it, and nothing may be said of the network, which is well. One JSON line per
-start; a file that has lines already is continued. Exit status 1 if a start was given up, a sentence was false, or a hung rank unnamed.
+start; a file that has lines already is continued. Exit status 1 if a start was given up, a sentence was false, or a
+hung rank unnamed.
 """
 
 from __future__ import annotations

@@ -36,9 +36,10 @@ import os, sys
 python, words = {python!r}, sys.argv[1:]
 if words[:1] == ["-u"]:  # so torchrun starts its ranks
     os.environ["PYTHONUNBUFFERED"] = words.pop(0)
-if words[:2] == ["-m", {torchrun!r}]:
+launches = words[:2] == ["-m", {torchrun!r}] or words[:3] == ["-m", {forked!r}, "launch"]
+if launches:
     os.environ["PYTHON_EXEC"] = sys.argv[0]
-if words[:2] != ["-m", {forked!r}]:
+if launches or words[:2] != ["-m", {forked!r}]:
     os.execv(python, [python, *words])
 import signal, socket
 sys.path.append({folder!r})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.supervise.processes import LISTEN, sockets
 from gangline.launch.backend import HostRequest
 from gangline.launch.direct import DirectBackend
 from gangline.launch.poll import free_port
@@ -28,7 +29,7 @@ START_S = 90.0
 
 def with_script(part: HostRequest) -> HostRequest:
     """The rendered command, with a script of ours where the worker was."""
-    torchrun = part.argv[: part.argv.index("gangline.worker") - 1]
+    torchrun = part.argv[: len(part.argv) - 1 - part.argv[::-1].index("gangline.worker") - 1]
     return replace(part, argv=(*torchrun, str(RANK), part.rank_files))
 
 
@@ -65,6 +66,8 @@ def test_ranks_of_two_hosts_meet_and_of_a_killed_one_and_those_that_lost_it_the_
     files = [Path(pc1.rank_files, "sum-0"), Path(pc1.rank_files, "sum-1"), Path(pc2.rank_files, "sum-2")]
     wait_until(lambda: all(map(Path.exists, files)), "ranks work together", timeout_s=START_S)
     wait_until(lambda: [file.read_text() for file in files] == ["3.0"] * 3, "they add up what all of them have")
+    listening = [each.local for each in sockets(LISTEN) if each.local[1] == pc1.meet[1]]
+    assert listening == [("127.0.0.1", pc1.meet[1])]  # nobody on another computer can reach the store
     os.kill(rank_pid(pc2, 2), signal.SIGKILL)
     outcome = outcome_of(layout)
     assert outcome.result == "failed"

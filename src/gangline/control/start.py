@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,7 @@ def start_attempt(
     The hosts are written with the attempt; they become those of the run once the gang has been started.
     """
     cluster, number = ready.cluster, gang.attempt
+    gang = replace(gang, token=secrets.token_hex(16))
     place_gang(cluster, context.transports, gang)
     layout.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
     request = render(ready, gang, context, program=program, claim=True)

@@ -13,8 +13,11 @@ from gangline.runs.layout import RunLayout
 
 LOOPBACK = "127.0.0.1"
 TORCHRUN = ("-m", "torch.distributed.run")
+ON_LOOPBACK = ("-m", "gangline.worker", "launch")
+"""In front of it where all hosts are this computer and their environments know gangline: its store is for us alone."""
 CONTROL = "prefork"
 """The folder, in that of the host agent, for its messages to the warm pool (gangline.agent.supervise.warm_pool)."""
+MEETING_LETTERS = 12
 IMPORT_S = 300
 """Launchers that are ready wait so long for the others: hosts import torch at very different speeds."""
 JOIN_TIMEOUT_S = 600.0
@@ -44,7 +47,11 @@ def _part(
     master = LOOPBACK if cluster.is_one_machine else cluster.head.address
     warm_pool = _warm_pool(layout, gang, program)
     is_alone = warm_pool is not None and program.alone
-    launcher = _alone(gang, host, folder) if is_alone else _torchrun(cluster, gang, host, folder, port=port)
+    launcher = (
+        _alone(cluster, gang, host, folder)
+        if is_alone
+        else _torchrun(cluster, gang, host, folder, port=port, is_ours=program.kind == "worker")
+    )
     if warm_pool is not None:
         words: tuple[str, ...] = ("-m", "gangline.worker", "prefork", str(folder / CONTROL), *warm_pool.words)
     elif program.kind == "worker":
@@ -78,27 +85,28 @@ def _warm_pool(layout: RunLayout, gang: Gang, program: Program) -> WarmPool | No
     return WarmPool(rest_s=program.rest_s, words=_worker(layout, gang.attempt), world_size=gang.world_size)
 
 
-def _torchrun(cluster: Cluster, gang: Gang, host: Host, folder: Path, *, port: int) -> tuple[str, ...]:
+def _torchrun(cluster: Cluster, gang: Gang, host: Host, folder: Path, *, port: int, is_ours: bool) -> tuple[str, ...]:
     one_machine = cluster.is_one_machine
     options: dict[str, object] = {
         "--nnodes": len(gang.hosts),
         "--nproc-per-node": gang.num_ranks(host.name),
         "--node-rank": gang.hosts.index(host.name),
         "--rdzv-backend": "static",
-        "--rdzv-id": f"{gang.run_id}-{gang.attempt}",
+        "--rdzv-id": "-".join(filter(None, (gang.run_id, str(gang.attempt), gang.meeting[:MEETING_LETTERS]))),
         "--rdzv-conf": f"timeout={round(gang.init_timeout_s) + IMPORT_S}",
         "--master-addr": LOOPBACK if one_machine else cluster.head.address,
         "--master-port": port,
         "--local-addr": LOOPBACK if one_machine else host.address,
         **_watching(folder),
     }
-    return host.argv(*TORCHRUN, *_words(options))
+    return host.argv(*(ON_LOOPBACK if one_machine and is_ours else ()), *TORCHRUN, *_words(options))
 
 
-def _alone(gang: Gang, host: Host, folder: Path) -> tuple[str, ...]:
+def _alone(cluster: Cluster, gang: Gang, host: Host, folder: Path) -> tuple[str, ...]:
     """A launcher without rendezvous; the loopback address avoids a look-up of the host's name."""
     options = {"--nnodes": 1, "--nproc-per-node": gang.num_ranks(host.name), "--local-addr": LOOPBACK}
-    return host.argv(*TORCHRUN, "--standalone", *_words({**options, **_watching(folder)}))
+    ours = ON_LOOPBACK if cluster.is_one_machine else ()
+    return host.argv(*ours, *TORCHRUN, "--standalone", *_words({**options, **_watching(folder)}))
 
 
 def _watching(folder: Path) -> dict[str, object]:

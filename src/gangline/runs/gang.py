@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import heapq
 import math
 from collections.abc import Collection, Sequence
@@ -221,6 +222,14 @@ class Gang(Division, Record):
     """How long a rank waits in an exchange: others may load or save. Who hangs is found earlier, by the supervisor."""
     micro_batch: int | None = None
     """Samples of a micro-batch, where memory did not suffice for as many as the job says; None: as it says."""
+    token: str = ""
+    """A secret of the run: its ranks show each other a digest before they join; "": none, as in old records."""
+
+    @property
+    def meeting(self) -> str:
+        """The digest of the token for this attempt; "" without a token. Anybody may see it: it tells nothing."""
+        words = f"{self.token} {self.run_id} {self.attempt}".encode()
+        return hashlib.sha256(words).hexdigest() if self.token else ""
 
     @property
     def world_size(self) -> int:

@@ -12,6 +12,7 @@ from gangline.worker.rank_files import early, hold
 # verb -> module and function taking argv; imported on use, for each costs seconds
 VERBS = {
     "train": ("gangline.worker.train", "train_main"),
+    "launch": ("gangline.worker.launch", "launch_main"),
     "prefork": ("gangline.worker.prefork", "prefork_main"),
     "inputs": ("gangline.worker.data.prepare", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),

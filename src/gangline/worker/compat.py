@@ -117,6 +117,9 @@ DEFAULT_STORE = _torch(
     "torch.distributed.distributed_c10d:_get_default_store",
     "the store in which ranks say how many rounds they have come to",
 )
+_OWN_SOCKET = "having torchrun's store listen on the loopback address where all hosts are one computer"
+STATIC_STORE = _torch("torch.distributed.elastic.rendezvous.static_tcp_rendezvous:TCPStore", _OWN_SOCKET)
+DYNAMIC_STORE = _torch("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend:TCPStore", _OWN_SOCKET)
 APPLY = _torch(
     "torch.nn:Module._apply",
     "giving memory to the shards of FSDP, on one device for shards and another one for the rest",

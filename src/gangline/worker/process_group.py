@@ -22,6 +22,7 @@ import torch.distributed as dist
 from gangline.errors import RunFailed
 from gangline.runs.gang import Gang
 from gangline.worker import compat
+from gangline.worker.launch import is_loopback, loopback_store
 
 # The end of a wait for ranks that are gone: on SIGUSR2 this rank cuts its own connections to all others.
 
@@ -203,8 +204,47 @@ def join(gang: Gang) -> ProcessGroup:
     if size > 1:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not gang.shares_gpus else "gloo"
         with connecting():
-            dist.init_process_group(backend, timeout=timedelta(seconds=gang.collective_timeout_s))
+            timeout = timedelta(seconds=gang.collective_timeout_s)
+            store = meeting_place(gang, rank, timeout=timeout)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     return ProcessGroup(gang=gang, rank=rank, device=device)
+
+
+_MEETING = "gangline/meeting"
+"""The first key in the store: the digest of the gang whose ranks meet there."""
+
+
+def meeting_place(gang: Gang, rank: int, *, timeout: timedelta) -> dist.Store:
+    """The store at the address and port that torchrun gave, once it is known to be that of this gang.
+
+    Raises RunFailed for the store of another gang: a port may be taken by another user's run between the moment in
+    which it was found free and the moment in which torch listens there.
+    """
+    store = _own_store(gang, rank, timeout=timeout)
+    if store is None:
+        store, _, _ = next(dist.rendezvous("env://", rank, gang.world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    if gang.meeting:
+        found = store.compare_set(_MEETING, "", gang.meeting) if rank == 0 else store.get(_MEETING)
+        if found.decode("utf-8", "replace") != gang.meeting:
+            raise RunFailed(
+                f"rank {rank} of {gang.run_id} has met the ranks of another run",
+                seen=f"the store at {os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}, belongs to "
+                "another run, which took the port at the same moment; nothing was exchanged with it",
+                fix=f"start it again, with another port: gangline resume {gang.run_id}",
+            )
+    return dist.PrefixStore("default_pg", store)
+
+
+def _own_store(gang: Gang, rank: int, *, timeout: timedelta) -> dist.Store | None:
+    """The store that rank 0 keeps, on the loopback address alone; None where another process keeps it, or ranks of
+    other computers come to it.
+    """
+    address = os.environ.get("MASTER_ADDR", "")
+    if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not is_loopback(address):
+        return None
+    port = int(os.environ["MASTER_PORT"])
+    return loopback_store(dist.TCPStore, address, port, gang.world_size, True, timeout, multi_tenant=True)
 
 
 def leave(code: int) -> NoReturn:

@@ -38,7 +38,7 @@ elif words[:3] == ["-m", "gangline.worker", "inputs"]:
     write_json(folder / "set.json", {{"files": {{"tokens": {{"blake2b": file_digest(folder / "tokens")}}}}}})
     counts = {{"train": {{"samples": 100, "tokens": 6400, "skipped_rows": 0, "bad_rows": []}}, "evaluation": None}}
     print(json.dumps({{"kind": "result", "train": "feed", "evaluation": None, "model": "cafe", "counts": counts}}))
-elif words[:2] == ["-m", "torch.distributed.run"]:
+elif "torch.distributed.run" in words:
     gang = pathlib.Path(words[words.index("train") + 2])
     run = gang.parents[2]
     if words[words.index("--node-rank") + 1] == "0":

@@ -43,6 +43,28 @@ def test_the_whole_request():
     assert text == golden.read_text(encoding="utf-8")
 
 
+def test_the_store_of_one_computer_is_for_it_alone_and_that_of_several_is_torchs():
+    ours = ("-m", "gangline.worker", "launch", "-m", "torch.distributed.run")
+    assert rendered().hosts[0].argv[1:6] == ours
+    alone = DirectBackend().render(CLUSTER, GANG, port=29511, program=replace(PREFORK, alone=True))
+    assert alone.hosts[0].argv[1:7] == (*ours, "--standalone")
+    command = DirectBackend().render(CLUSTER, GANG, port=29511, program=Program(kind="command", argv=("train.py",)))
+    assert command.hosts[0].argv[1:3] == ("-m", "torch.distributed.run")  # their environment may not know gangline
+    assert prefork_part(Program()).argv[1:3] == ("-m", "torch.distributed.run")
+
+
+def test_launchers_of_two_runs_with_one_name_do_not_meet():
+    def name(gang):
+        argv = DirectBackend().render(CLUSTER, gang, port=29511).hosts[0].argv
+        return argv[argv.index("--rdzv-id") + 1]
+
+    assert name(GANG) == "calm-otter-7-2"
+    mine, yours = name(replace(GANG, token="a" * 32)), name(replace(GANG, token="b" * 32))
+    assert mine != yours
+    assert "aaaa" not in mine
+    assert name(replace(GANG, token="a" * 32, attempt=3)) != mine
+
+
 def test_a_request_survives_its_file():
     request = rendered()
     assert LaunchRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
