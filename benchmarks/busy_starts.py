@@ -121,7 +121,7 @@ def try_hung(model: Path, loops: int) -> Line:
         begun = time.monotonic()
         line = console.until(lambda text: "rank 2 on pc3 has done nothing for" in text, NAMED_S)
         named_s = None if line is None else round(time.monotonic() - begun, 1)
-        others = sorted({text for _, text in console.lines if re.search(r"ranks? [01]\b.*has done nothing", text)})
+        others = sorted({text for _, text in console.lines if re.search(r"ranks? [01]\b[^;]*done nothing", text)})
         user = make_user(folder)
         for row in user.runs():
             user.gangline("stop", "--now", row["id"], code=None)

@@ -63,7 +63,8 @@ failure.fail(
     "E-ACC-05",
     title="refuses your ssh key",
     meaning="nothing can be started there",
-    fix="ssh-copy-id to it; a key with a passphrase has to be in your agent (ssh-add)",
+    fix="ssh-copy-id HOST brings your key to it; without a key, first: ssh-keygen -t ed25519; a key with a passphrase "
+    "has to be in your agent (ssh-add)",
 )("denied")
 failure.fail(
     "E-ACC-06",

@@ -9,6 +9,7 @@ import difflib
 import functools
 import importlib
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -157,9 +158,13 @@ def _say_error(error: GanglineError) -> None:
 
 def _say(text: str) -> None:
     """An error may quote what a host or a data set said."""
-    from gangline.report.text_table import clean
+    from gangline.report.text_table import clean, wrapped
 
-    sys.stderr.write(clean(text, keep_newlines=True))
+    shown = clean(text, keep_newlines=True)
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        shown = "\n".join(row for line in shown.split("\n") for row in wrapped(line, width))
+    sys.stderr.write(shown)
 
 
 def _say_bug(error: Exception, words: list[str], *, debug: bool) -> None:

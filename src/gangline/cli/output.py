@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from gangline.cli.signals import exit_code_of
 from gangline.control.supervision import open_run
 from gangline.control.user_command import CommandRecord
-from gangline.errors import GanglineError, RunFailed
-from gangline.report.follow import View
+from gangline.errors import GanglineError, HostUnreachable, RecordError, RunFailed
+from gangline.report.follow import Update, View
 from gangline.report.live import speaks_braille, summary, terminal_width, watch_run
-from gangline.report.text_table import clean, table
+from gangline.report.tail import Tail
+from gangline.report.text_table import clean, last_shown, table, wrapped
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord
 
 
 def print_data(lines: Iterable[str]) -> None:
-    """Print lines on stdout, without control sequences from hosts."""
+    """Print lines on stdout, without control sequences from hosts, and not behind a progress line."""
     for line in lines:
+        Terminal.clear_all()
         sys.stdout.write(clean(line, keep_newlines=True) + "\n")
     sys.stdout.flush()
 
@@ -44,8 +49,27 @@ def is_live() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def fitted(text: str) -> str:
+    """Text for stderr: on a terminal its lines are broken between words."""
+    if not is_live():
+        return text
+    return "\n".join(row for line in text.split("\n") for row in wrapped(line, terminal_width()))
+
+
+def process_age_s() -> float | None:
+    """The time since this process was started, imports included; None where the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return None
+
+
 class Terminal:
     """A `Console` on stderr; `quiet` shows only the progress line of a live terminal."""
+
+    _shown: ClassVar[Terminal | None] = None
+    """The one that shows a progress line now."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -56,7 +80,7 @@ class Terminal:
         """A line that stays."""
         self.clear()
         if not self._quiet:
-            sys.stderr.write(clean(line) + "\n")
+            sys.stderr.write(fitted(clean(line)) + "\n")
             sys.stderr.flush()
 
     def progress(self, line: str) -> None:
@@ -65,6 +89,7 @@ class Terminal:
             sys.stderr.write(f"\r\x1b[K{clean(line)[: terminal_width() - 1]}")
             sys.stderr.flush()
             self._ticking = True
+            Terminal._shown = self
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Rows in columns that stay."""
@@ -88,6 +113,13 @@ class Terminal:
             sys.stderr.flush()
             self._ticking = False
 
+    @staticmethod
+    def clear_all() -> None:
+        """Remove the progress line, whichever object shows it."""
+        if Terminal._shown is not None:
+            Terminal._shown.clear()
+            Terminal._shown = None
+
 
 def print_started(layout: RunLayout, *, follow: bool, from_start: bool = True) -> None:
     """Print the id of a run that has been started, then follow it to its end if asked to."""
@@ -106,9 +138,10 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
     if not view.record().ended:
         sys.stderr.write(f"safe to leave. Come back: gangline attach {run_id}. End it: gangline stop {run_id}\n")
     if (own := CommandRecord.of(view.layout)) is not None:
-        sys.stderr.write(f"output of its ranks: gangline logs {run_id} -f\n")
+        sys.stderr.write(f"the output of rank 0 follows; of all ranks: gangline logs {run_id} -f\n")
+    shown = OwnOutput(view, from_start=from_start).show if own is not None else _nothing
     try:
-        watched = watch_run(view, sys.stderr, live=is_live(), from_start=from_start)
+        watched = watch_run(view, sys.stderr, live=is_live(), from_start=from_start, on_update=shown)
     except KeyboardInterrupt as interrupt:
         sys.stderr.write(f"left {run_id}; it continues. gangline attach {run_id} · gangline stop {run_id}\n")
         raise SystemExit(exit_code_of(interrupt)) from None
@@ -116,9 +149,42 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
     can_resume = own is None or own.resume_words is not None
     rows = summary(view, watched, width=terminal_width(), plain=plain, is_job=own is None, can_resume=can_resume)
     for line in rows:
-        sys.stderr.write(clean(line) + "\n")
+        sys.stderr.write(fitted(clean(line)) + "\n")
     sys.stderr.flush()
     raise_failure(watched.run)
+
+
+def _nothing(update: Update) -> None:
+    """Of a job the figures are shown, not the logs."""
+
+
+class OwnOutput:
+    """What rank 0 of the user's own program prints, on stdout as it comes.
+
+    from_start: also what it has printed already.
+    """
+
+    def __init__(self, view: View, *, from_start: bool) -> None:
+        self._view = view
+        self._skips = not from_start
+        self._attempt: int | None = None
+        self._tail: Tail | None = None
+
+    def show(self, update: Update) -> None:
+        """Print what is new."""
+        attempt = update.run.state.attempt if update.run.state else None
+        if attempt is not None and attempt != self._attempt:
+            self._attempt, view = attempt, self._view.at(attempt)
+            self._tail = Tail(view.head, view.head_layout.attempt(attempt) / "rank-0.log")
+        if self._tail is None:
+            return
+        with contextlib.suppress(HostUnreachable, RecordError):  # the view itself says so
+            lines = [clean(last_shown(line)) for line in self._tail.stream()]
+            if lines and not self._skips:
+                sys.stderr.write("\r\x1b[K" if is_live() else "")
+                sys.stderr.flush()
+                print_data(lines)
+        self._skips = False
 
 
 def raise_failure(run: RunRecord) -> None:

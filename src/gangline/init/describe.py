@@ -614,8 +614,18 @@ def require_some(hosts: Sequence[object], failed: dict[str, str]) -> None:
         raise HostUnreachable(
             "no host answers, nothing was written" if len(failed) > 1 else "the host does not answer",
             seen="; ".join(failure(name, why) for name, why in failed.items()),
-            fix="log in to one by hand: ssh " + next(iter(failed)),
+            fix=how_to_log_in(next(iter(failed)), failed),
         )
+
+
+def how_to_log_in(host: str, failed: Mapping[str, str]) -> str:
+    """What to do about hosts that do not let us in: the two commands where a key is missing."""
+    if not any("permission denied" in why.lower() for why in failed.values()):
+        return f"log in to one by hand: ssh {host}"
+    has_key = any((Path.home() / ".ssh").glob("id_*.pub")) or "SSH_AUTH_SOCK" in os.environ
+    key = "" if has_key else "this computer has no ssh key, make one: ssh-keygen -t ed25519; "
+    each = ", ".join(f"ssh-copy-id {name}" for name, why in failed.items() if "permission denied" in why.lower())
+    return f"{key}bring your key to each host: {each}; a key with a passphrase has to be in your agent (ssh-add)"
 
 
 def show_hosts(found: HostsFound, failed: dict[str, str], console: InitConsole) -> None:
@@ -637,7 +647,7 @@ def settle_failed(failed: dict[str, str], *, force: bool, console: InitConsole) 
         raise HostUnreachable(
             f"nothing was written: {counted(len(failed), 'host')} failed",
             seen="; ".join(failure(name, why) for name, why in failed.items()),
-            fix=f"repair what is said, or go on without {names}: --force",
+            fix=f"{how_to_log_in(next(iter(failed)), failed)}; or go on without {names}: --force",
         )
 
 

@@ -23,6 +23,7 @@ from gangline.report.text_table import (
     started_attempt,
     step_line,
     time_table,
+    wrapped,
 )
 from gangline.runs.record_versions import load_record
 from gangline.runs.registry import RunRecord
@@ -186,6 +187,8 @@ class ProgressLine:
 
     def _line(self, line: str) -> None:
         line = clean(line)  # figures come from a host
+        if self._live:
+            line = "\n".join(wrapped(line, self._width()))
         if self._live and self._pending is not None:
             self._write(f"\r\x1b[K{line}\n{self._pending}")
         else:

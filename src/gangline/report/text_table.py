@@ -84,6 +84,30 @@ def clean(text: str, *, keep_newlines: bool = False) -> str:
     return text if keep_newlines else text.replace("\n", " ")
 
 
+MOST_INDENT = 32
+"""A line that is wrapped goes on below its text; a label that is wider is not indented."""
+_LABEL = re.compile(r"\s*\S+(?: \S+)*?\s{2,}(?=\S)|\s+")
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line in rows of at most `width` columns, broken between words; a word that is longer stays whole.
+
+    The rows that follow begin below the text: behind the label and its blanks ("  fix   do this"), if there is one.
+    """
+    if len(line) <= width:
+        return [line]
+    label = _LABEL.match(line)
+    indent = label.end() if label and label.end() <= min(MOST_INDENT, width // 2) else 0
+    rows, row = [], line[:indent]
+    for word in line[indent:].split(" "):
+        if len(row) > indent and len(row) + 1 + len(word) > width:
+            rows.append(row.rstrip())
+            row = " " * indent + word
+        else:
+            row = f"{row} {word}" if len(row) > indent else row + word
+    return [*rows, row.rstrip()]
+
+
 def last_shown(line: str) -> str:
     """What a terminal would show in the end of a line that was written over, such as a progress bar."""
     return line.rstrip("\r").rpartition("\r")[2]

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.agent.supervise import work
-from gangline.agent.supervise.work import Amount, Work
+from gangline.agent.supervise.work import Amount, WorkWatch
 
 
 class Group:
@@ -13,7 +13,7 @@ class Group:
         self.now = 100.0
         self.done = {7: Amount()}
         monkeypatch.setattr(work, "amount_of", self.done.get)
-        self.work = Work(clock=lambda: self.now)
+        self.work = WorkWatch(clock=lambda: self.now)
 
     def idle_after(self, seconds, pid=7, **more):
         """A second passes between two looks; work is spread over them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.report.text_table import clean
+from gangline.report.text_table import clean, wrapped
 
 ESC = "\x1b"
 
@@ -42,3 +42,18 @@ def test_no_control_character_survives() -> None:
     everything = "".join(map(chr, range(0x3000)))
     cleaned = clean(everything)
     assert not [character for character in cleaned if ord(character) < 32 or 0x7F <= ord(character) < 0xA0]
+
+
+def test_a_long_line_is_broken_between_words_and_goes_on_below_its_text():
+    line = "  fix   let the hosts of the cluster reach each other on all TCP ports; test every pair: gangline check"
+    assert wrapped(line, 50) == [
+        "  fix   let the hosts of the cluster reach each",
+        "        other on all TCP ports; test every pair:",
+        "        gangline check",
+    ]
+    assert wrapped(line, 200) == [line]
+    assert wrapped("one two three", 8) == ["one two", "three"]
+    assert wrapped("/a/very/long/path/that/no/terminal/has/room/for again", 20) == [
+        "/a/very/long/path/that/no/terminal/has/room/for",
+        "again",
+    ]

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 from gangline.agent.host_files import PHASES, read_bytes, read_record
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.processes import Process, find, is_alive, send
-from gangline.agent.supervise.work import Work, load_per_core
+from gangline.agent.supervise.work import WorkWatch, load_per_core
 
 RANK_FILE = re.compile(r"rank-(\d+)\.(pid|error\.json|exit\.json)")
 # The summary that torchrun prints for a failed rank: "exitcode  : -9 (pid: 4711)".
@@ -265,7 +265,7 @@ class Signs:
         """Ranks that wait for an answer to a connection."""
         self._unanswered: Set[int] = set()
         """Sockets that had no answer when we looked the last time."""
-        self._work: Dict[Optional[int], Work] = {}
+        self._work: Dict[Optional[int], WorkWatch] = {}
         """Rank -> the work of its processes; None -> of the launcher and whatever else was started."""
         self.joined = False
         self.seen: Dict[str, Any] = {"launcher": False, "met": self._port is None, "ranks": {}, "waits_for": []}
@@ -339,7 +339,7 @@ class Signs:
                 above = parents.get(above)
             groups[None if above is None else ranks[above]].append(pid)
         for rank, pids in groups.items():
-            self._work.setdefault(rank, Work(clock=self._clock)).look(pids)
+            self._work.setdefault(rank, WorkWatch(clock=self._clock)).look(pids)
         self.seen.update(work=self._work[None].row(), load=load_per_core())
 
     def _ranks_of(self, calling: List[processes.Socket]) -> Set[int]:

@@ -50,7 +50,7 @@ in 10 s; a process that looks ten times a second whether it can go on is ready f
 """
 
 
-class Work:
+class WorkWatch:
     """The work of a group of processes, looked at about once a second; members come and go."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
