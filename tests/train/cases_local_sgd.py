@@ -16,6 +16,7 @@ from gangline.errors import GanglineError
 from gangline.runs.checkpoints import part_folder
 from gangline.runs.job import OptimizerJob, OuterJob, ScheduleJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
+from gangline.runs.step_schedule import learning_rate
 from gangline.strategies.local_sgd import train as quantise
 from gangline.strategies.local_sgd.rounds import Inner, MicroBatch
 from gangline.strategies.local_sgd.train import CHUNK, ExchangePeers, Outer
@@ -23,7 +24,6 @@ from gangline.strategies.local_sgd.work_split import InnerBatch
 from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop, Synchronous, TrainingRun
 from gangline.worker.model import trainable
-from gangline.worker.optimizer import learning_rate
 from gangline.worker.pace import SLOWDOWN
 from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import StopFlag

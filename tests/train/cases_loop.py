@@ -124,6 +124,20 @@ def saves_of_the_best(*, keep_best: bool, learning_rate: float):
     return {"saves": saver.saves, "evaluations": [list(entry) for entry in captured.evaluations]}
 
 
+def marks_of_epochs(*, evaluate: float, save: float):
+    """The steps of evaluations and saves of three epochs of four steps each."""
+    job = make_job(precision="fp32", steps=None, epochs=3.0, micro_batch=10)
+    job = replace(
+        job,
+        evaluation=replace(job.evaluation, every_epochs=evaluate, at_start=False),
+        checkpoint=replace(job.checkpoint, every_epochs=save, keep_best=False),
+    )
+    saver = ListingSaver()
+    session = make_session(job, make_world([1], rank=0), num_samples=37, num_evaluation=2)
+    _, captured = run_loop(session, saver=saver)
+    return {"saves": [step for step, _ in saver.saves], "evaluations": [step for step, _ in captured.evaluations]}
+
+
 def one_rank_is_asked_to_leave(shares, *, asked: int):
     """Only rank `asked` gets the signal; the step at which each rank left."""
     job = make_job(precision="fp32", steps=30)

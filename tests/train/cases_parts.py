@@ -18,11 +18,12 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from gangline.errors import GanglineError
 from gangline.runs.job import CheckpointJob, OptimizerJob, ReportJob, ScheduleJob
 from gangline.runs.layout import RunLayout
+from gangline.runs.step_schedule import learning_rate
 from gangline.worker.agree import RankTimes, StepReport
 from gangline.worker.batch import pick
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
-from gangline.worker.optimizer import clip, gradient_norm, learning_rate, make_optimizer
+from gangline.worker.optimizer import clip, gradient_norm, make_optimizer
 from gangline.worker.pace import step_flops, utilisation
 from gangline.worker.precision import agree_precision
 from gangline.worker.record import Evaluation, Lines, Recorder

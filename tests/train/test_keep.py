@@ -29,7 +29,7 @@ def clock(monkeypatch):
 
 
 def checkpoints(job, saver):
-    session = SimpleNamespace(job=SimpleNamespace(checkpoint=job))
+    session = SimpleNamespace(job=SimpleNamespace(checkpoint=job), order=SimpleNamespace(steps_per_epoch=1))
     return CheckpointSchedule(session, RunIO(recorder=None, saver=saver, stop=StopFlag()), TrainingProgress())
 
 

@@ -49,6 +49,11 @@ def test_a_job_may_go_on_without_a_save_that_failed(pool):
     assert other["failed_saves"] == [[7, "rank 1 on pc1: no room"]]
 
 
+def test_fractions_of_an_epoch_evaluate_and_save_at_the_first_step_that_has_read_so_much(pool):
+    found = pool(1).run(cases_loop.marks_of_epochs, evaluate=0.4, save=1.5)[0]
+    assert found == {"evaluations": [2, 4, 5, 7, 8, 10, 12], "saves": [6, 12]}
+
+
 @pytest.mark.parametrize("asked", [0, 2])
 def test_when_one_rank_is_asked_to_leave_all_leave_at_the_same_step(pool, asked):
     shares = [5, 3, 2]

@@ -327,6 +327,9 @@ def _check_lengths(checked: Checked[JobWords]) -> None:
         checked.report(
             ("steps",), seen="both epochs and steps", expected="one of them", fix="delete one", reads=(("epochs",),)
         )
+    _check_one_of(checked, "schedule", "warmup_steps", "warmup_ratio")
+    _check_one_of(checked, "evaluation", "every_steps", "every_epochs")
+    _check_one_of(checked, "checkpoint", "every_steps", "every_epochs")
     if words.steps is not None and words.schedule.warmup_steps > words.steps:
         checked.report(
             ("schedule", "warmup_steps"),
@@ -334,6 +337,19 @@ def _check_lengths(checked: Checked[JobWords]) -> None:
             expected=f"{words.steps} at the most",
             fix=f"write a shorter warm-up, such as {max(1, words.steps // 10)}, or more steps",
             reads=(("steps",),),
+        )
+
+
+def _check_one_of(checked: Checked[JobWords], section: str, first: str, second: str) -> None:
+    """Two words of a section for the same thing: in steps, and as a part of the run or of an epoch."""
+    given = getattr(checked.words, section)
+    if first in given.model_fields_set and getattr(given, first) is not None and getattr(given, second) is not None:
+        checked.report(
+            (section, second),
+            seen=f"both {first} and {second}",
+            expected="one of them",
+            fix="delete one",
+            reads=((section, first),),
         )
 
 
@@ -405,7 +421,7 @@ def _check_schedule(checked: Checked[JobWords]) -> None:
 def _check_evaluation(checked: Checked[JobWords]) -> None:
     if checked.words.data.eval is not None:
         return
-    for key in ("every_steps", "max_samples"):
+    for key in ("every_steps", "every_epochs", "max_samples"):
         if getattr(checked.words.evaluation, key) is not None:
             checked.report(
                 ("evaluation", key),

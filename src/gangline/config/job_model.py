@@ -302,6 +302,8 @@ class ScheduleWords(Section):
     """How the rate falls after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Optimizer steps from 0 to the full rate."""
+    warmup_ratio: Annotated[Annotated[float, Field(ge=0, le=1)] | None, NONE] = None
+    """The same as a part of all steps, rounded up to whole steps, in place of `warmup_steps`."""
     final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Where linear and cosine fall to, over the full rate."""
 
@@ -321,6 +323,9 @@ class EvaluationWords(Section):
 
     every_steps: Annotated[Count | None, NONE] = None
     """Evaluate every so many optimizer steps; `none`: at the start and at the end only."""
+    every_epochs: Annotated[Positive | None, NONE] = None
+    """Evaluate every so many epochs, which need not be whole (0.25), in place of `every_steps`: after the first step
+    that has read so much."""
     at_start: bool = True
     """Evaluate before the first step, too."""
     max_samples: Annotated[Count | None, NONE] = None
@@ -332,6 +337,8 @@ class CheckpointWords(Section):
 
     every_steps: Annotated[Count | None, NONE] = None
     """Save every so many optimizer steps."""
+    every_epochs: Annotated[Positive | None, NONE] = None
+    """Save every so many epochs, which need not be whole (0.25), in place of `every_steps`."""
     every_minutes: Annotated[Positive | Literal["auto"] | None, NONE] = "auto"
     """Save after so many minutes; `auto`: 1 to 30, by what a save is seen to cost; `none`: by steps only, or at the end
     only."""

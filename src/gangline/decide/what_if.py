@@ -107,13 +107,20 @@ class Prediction:
         known, words = estimated_steps(self.job), self.job.checkpoint
         inventory = None if self.decision is None else self.decision.inventory
         saving = Saving(
-            every_steps=words.every_steps,
+            every_steps=self._save_steps(None if known is None else known[0]),
             every_minutes=words.every_minutes,
             waits=not words.asynchronous,
             disk=disk_rate(self.world, inventory),
             by_host=words.each_host == "part",
         )
         return Length(known=known, saving=saving, unknown="" if known else length_unknown(self.job))
+
+    def _save_steps(self, total: int | None) -> float | None:
+        """Between two saves; None where none are asked for, or the steps of an epoch are not known."""
+        words, epochs = self.job.checkpoint, self.job.epochs
+        if words.every_epochs is None or epochs is None or total is None:
+            return words.every_steps
+        return words.every_epochs * total / epochs
 
 
 def predict(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dependencies = REAL) -> Prediction:

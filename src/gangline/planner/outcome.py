@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.planner.calibration import Profile, refit
 from gangline.runs.decode import build
 from gangline.runs.record_versions import Record
+from gangline.runs.step_schedule import Cadence
 from gangline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,15 +52,15 @@ class Observed:
     evaluated: frozenset[int]
     """Steps after which there was an evaluation."""
 
-    def calm(self, save_every: int | None) -> tuple[ObservedStep, ...]:
+    def calm(self, saves: Cadence | None) -> tuple[ObservedStep, ...]:
         """Those that nothing else has made longer; all, where fewer than five are so.
 
-        save_every: steps between checkpoints, where they are counted in steps.
+        saves: the steps of checkpoints, where they are counted in steps or epochs.
         """
 
         def is_calm(step: ObservedStep) -> bool:
             before = step.number - 1
-            return before not in self.evaluated and not (save_every and before % save_every == 0)
+            return before not in self.evaluated and not (saves is not None and saves.is_due(before, before=before - 1))
 
         calm = tuple(filter(is_calm, self.steps))
         return calm if len(calm) >= LEAST_STEPS else self.steps
@@ -237,7 +238,7 @@ def compare(plan: Plan, observed: Observed, *, run_id: str, attempt: int) -> Com
     Raises ValueError for a forecast that is not of the plan's ranks.
     """
     forecast = plan.forecast
-    used = observed.calm(plan.checkpoint_every_steps)
+    used = observed.calm(plan.saves)
     if forecast is None or len(used) < LEAST_STEPS:
         return None
     if len(forecast.ranks) != len(plan.ranks):

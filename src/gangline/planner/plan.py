@@ -12,9 +12,10 @@ from gangline.planner.candidate import Candidate
 from gangline.planner.shares import host_shares, rank_hosts, rank_shares
 from gangline.planner.training import PlannedStrategy
 from gangline.runs.cluster import Cluster
-from gangline.runs.gang import Division, Gang, GangRank, rows_of, total_steps
+from gangline.runs.gang import Division, Gang, GangRank, rows_of, steps_per_epoch, total_steps
 from gangline.runs.job import Job, MethodJob
 from gangline.runs.record_versions import Record
+from gangline.runs.step_schedule import Cadence, cadence
 from gangline.strategies.base import AUTO, PlanHalf
 from gangline.strategies.table import ALONE, DEFAULT, plan_half
 
@@ -109,6 +110,10 @@ class Plan(Division, Record):
     """Whether there is anything to evaluate on."""
     evaluation_at_start: bool
     evaluation_every_steps: int | None
+    checkpoint_every_epochs: float | None = None
+    evaluation_every_epochs: float | None = None
+    warmup_ratio: float | None = None
+    """Where the job gives the warm-up as a part of all steps."""
     forecast: Forecast | None = None
     """None where the model's shape is not known."""
     divides: str = ""
@@ -121,6 +126,23 @@ class Plan(Division, Record):
     def num_micro_batches(self) -> int:
         """Micro-batches of a full step, over all ranks."""
         return self.batch // self.micro_batch
+
+    @property
+    def saves(self) -> Cadence | None:
+        """Steps after which it saves, minutes apart; None until samples are counted, where it counts in epochs."""
+        return self._marks(self.checkpoint_every_steps, self.checkpoint_every_epochs)
+
+    @property
+    def evaluations(self) -> Cadence | None:
+        """Steps after which it evaluates; None as for `saves`."""
+        return self._marks(self.evaluation_every_steps, self.evaluation_every_epochs)
+
+    def _marks(self, every_steps: int | None, every_epochs: float | None) -> Cadence | None:
+        if every_epochs is None:
+            return cadence(every_steps, None, steps_per_epoch=1)
+        if self.data is None:
+            return None
+        return cadence(None, every_epochs, steps_per_epoch=steps_per_epoch(self.data.num_samples, self.batch))
 
     def gang(self, run_id: str, attempt: int, *, resume_step: int | None = None) -> Gang:
         """The gang of one attempt under this plan."""
@@ -186,6 +208,9 @@ def make_plan(
         evaluates=job.data.evaluation is not None or job.data.evaluation_fraction > 0,
         evaluation_at_start=job.evaluation.at_start,
         evaluation_every_steps=job.evaluation.every_steps,
+        checkpoint_every_epochs=job.checkpoint.every_epochs,
+        evaluation_every_epochs=job.evaluation.every_epochs,
+        warmup_ratio=job.schedule.warmup_ratio,
         forecast=None if candidate is None else _forecast(candidate),
         divides=divides,
         notes=(*_notes(ranks, shares_gpus=division.shares_gpus), *notes),

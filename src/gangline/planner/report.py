@@ -19,6 +19,8 @@ from gangline.planner.traffic import trained_weights, wire_bytes
 from gangline.planner.training import PlannedStrategy
 from gangline.runs.checkpoints import LEAST_MIN, MOST_MIN
 from gangline.runs.gang import rows_of
+from gangline.runs.job import ScheduleJob
+from gangline.runs.step_schedule import Cadence, marks_in_words, warmup_steps
 from gangline.units import format_bytes, format_count, format_duration
 
 # Why gangline's own trainer does not do what the plan found best. Pure.
@@ -569,6 +571,7 @@ def explain(plan: Plan, *, without: Container[str] = ()) -> list[str]:
         *_speeds(plan),
         *_forecast(plan),
         ("length", length(plan)),
+        *([("warm-up", _warmup(plan, plan.warmup_ratio))] if plan.warmup_ratio is not None else []),
         ("saves", _plan_saves(plan)),
         ("evaluates", _evaluates(plan)),
     ]
@@ -665,6 +668,7 @@ def length(plan: Plan) -> str:
 def _plan_saves(plan: Plan) -> str:
     steps, minutes = plan.checkpoint_every_steps, plan.checkpoint_every_minutes
     every = [f"every {steps} steps"] if steps is not None else []
+    every += [_epochs(plan, plan.checkpoint_every_epochs, plan.saves)] if plan.checkpoint_every_epochs else []
     if minutes == "auto":
         every.append(f"every {LEAST_MIN:g} to {MOST_MIN:g} min (by what a save costs)")
     elif minutes is not None:
@@ -672,9 +676,24 @@ def _plan_saves(plan: Plan) -> str:
     return " and ".join([*every, "at the end"])
 
 
+def _epochs(plan: Plan, every: float, marks: Cadence | None) -> str:
+    """The steps themselves, once they are known."""
+    words = f"every {every:g} {'epoch' if every == 1 else 'epochs'}"
+    return words if marks is None or plan.steps is None else f"{words} ({marks_in_words(marks, plan.steps)})"
+
+
+def _warmup(plan: Plan, ratio: float) -> str:
+    if plan.steps is None:
+        return f"{ratio:g} of all steps, which are known once the data is tokenised"
+    steps = warmup_steps(ScheduleJob(warmup_ratio=ratio), plan.steps)
+    return f"{steps} {'step' if steps == 1 else 'steps'} = {ratio:g} of {plan.steps}, rounded up"
+
+
 def _evaluates(plan: Plan) -> str:
     if not plan.evaluates:
         return "never: the job has no data.eval"
     start = "at the start, " if plan.evaluation_at_start else ""
     every = f"every {plan.evaluation_every_steps} steps, " if plan.evaluation_every_steps is not None else ""
+    if plan.evaluation_every_epochs is not None:
+        every = f"{_epochs(plan, plan.evaluation_every_epochs, plan.evaluations)}, "
     return f"{start}{every}at the end"

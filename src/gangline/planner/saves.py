@@ -52,7 +52,8 @@ HANDED_OVER = Rate(low=0.4e9, likely=0.9e9, high=3e9, source="gloo inside a host
 class Saving:
     """How a job saves."""
 
-    every_steps: int | None = None
+    every_steps: float | None = None
+    """Those of a number of epochs may not be whole."""
     every_minutes: float | Literal["auto"] | None = None
     waits: bool = False
     """Whether training waits until it is on the disk."""

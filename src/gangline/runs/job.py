@@ -103,6 +103,8 @@ class ScheduleJob:
     kind: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_steps: int = 0
     """Optimizer steps from 0 to the full rate."""
+    warmup_ratio: float | None = None
+    """The same as a part of all steps, in place of `warmup_steps`; see `step_schedule.warmup_steps`."""
     final_ratio: float = 0.0
     """Where linear and cosine fall to, over the full rate; it would be reached at the step after the last."""
 
@@ -112,7 +114,9 @@ class EvaluationJob:
     """When the evaluation set is read."""
 
     every_steps: int | None = None
-    """None: only at the start (if `at_start`) and at the end."""
+    """None, as `every_epochs`: only at the start (if `at_start`) and at the end."""
+    every_epochs: float | None = None
+    """In place of `every_steps`; see `step_schedule.cadence`."""
     at_start: bool = True
     max_samples: int | None = None
 
@@ -122,6 +126,8 @@ class CheckpointJob:
     """When state is saved and how much is kept."""
 
     every_steps: int | None = None
+    every_epochs: float | None = None
+    """In place of `every_steps`; see `step_schedule.cadence`."""
     every_minutes: float | Literal["auto"] | None = "auto"
     """auto: see gangline.runs.checkpoints."""
     keep_last: int = 2

@@ -18,13 +18,14 @@ from typing import Any, Literal, Protocol
 import torch
 
 from gangline.errors import BadState, RunFailed
+from gangline.runs.step_schedule import cadence, learning_rate
 from gangline.worker.agree import NO_TIMES, RankTimes, StepReport, agree
 from gangline.worker.balance import LoadBalancer, SharesMoved, padded_tokens
 from gangline.worker.batch import Batch, Indices, begin_draws, micro_batch_seed, pick
 from gangline.worker.exchange import settle_exchange
 from gangline.worker.memory_watch import MemoryWatch, memory_bytes
 from gangline.worker.model import trainable
-from gangline.worker.optimizer import clip, learning_rate, norm_of, set_learning_rate
+from gangline.worker.optimizer import clip, norm_of, set_learning_rate
 from gangline.worker.pace import TokenSpeed, session_utilisation
 from gangline.worker.progress import TrainingProgress
 from gangline.worker.record import evaluate
@@ -200,6 +201,10 @@ class Loop:
         self._out = outlets
         run = TrainingRun(session, outlets, progress)
         self._checkpoints = run.checkpoints
+        asked = session.job.evaluation
+        self._evaluations = cadence(
+            asked.every_steps, asked.every_epochs, steps_per_epoch=session.order.steps_per_epoch
+        )
         self._stepper = session.strategy.stepper(run) or Synchronous(run)
 
     def run(self) -> LoopResult:
@@ -228,9 +233,8 @@ class Loop:
         self._checkpoints.save(wait=wait)
 
     def _evaluate_if_due(self, before: int) -> None:
-        every = self.session.job.evaluation.every_steps
         step = self.progress.step
-        if step == self.session.total_steps or (every and step // every > before // every):
+        if step == self.session.total_steps or self._evaluations.is_due(step, before=before):
             self._evaluate()
 
     def _evaluate(self) -> None:

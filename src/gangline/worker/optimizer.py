@@ -1,6 +1,6 @@
-"""AdamW in 32 or 8 bits, its state by parameter name, the learning rate, and the gradient norm.
+"""AdamW in 32 or 8 bits, its state by parameter name, and the gradient norm.
 
-The learning rate is a function of the step alone, so resuming is arithmetic. With 8 bits (bitsandbytes) the two moments
+With 8 bits (bitsandbytes) the two moments
 take 2 bytes for each trained number in place of 8: 256 numbers share a scale in fp32. A tensor of fewer than 4,096
 numbers keeps its moments in fp32; that is bitsandbytes' own rule. A GPU's driver moves paged moments to the machine's
 memory while the GPU has no room; on a CPU they are as any others.
@@ -11,7 +11,6 @@ Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization (2022).
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from gangline.runs.job import OptimizerJob, ScheduleJob
+from gangline.runs.job import OptimizerJob
 from gangline.worker.model import trainable
 from gangline.worker.quantised import require_library
 
@@ -195,20 +194,3 @@ def _counting(kind: Any) -> Any:
                 state["step"] = count
 
     return Counting
-
-
-def learning_rate(step: int, total: int, *, peak: float, schedule: ScheduleJob) -> float:
-    """Rate of 0-based optimizer step `step` of `total`.
-
-    Warm-up is linear and its first step has peak / warmup_steps, so that no step is lost to a rate of 0. After it,
-    `linear` and `cosine` fall to final_ratio * peak, which they would reach at the step after the last: the last step
-    itself is not wasted on a rate of 0.
-    """
-    if step < schedule.warmup_steps:
-        return peak * (step + 1) / schedule.warmup_steps
-    if schedule.kind == "constant":
-        return peak
-    span = max(1, total - schedule.warmup_steps)
-    progress = min(1.0, (step - schedule.warmup_steps) / span)
-    fall = 1 - progress if schedule.kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return peak * (schedule.final_ratio + (1 - schedule.final_ratio) * fall)

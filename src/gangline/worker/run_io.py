@@ -22,6 +22,7 @@ from gangline.runs.checkpoints import FIRST_MIN, minutes_between
 from gangline.runs.files import read_json
 from gangline.runs.manifest import PART_FILE, CheckpointPart, verify_part
 from gangline.runs.state import ProcessId
+from gangline.runs.step_schedule import cadence
 from gangline.worker.agree import StepReport, gather_json
 from gangline.worker.balance import SharesMoved
 from gangline.worker.checkpoint import Saver, send, shards_of_host
@@ -97,6 +98,8 @@ class CheckpointSchedule:
         """The step that was saved last, or the attempt began with. Every rank says the same."""
         self._saved_s = time.monotonic()
         self._known_failure: CheckpointError | None = None
+        job, steps_per_epoch = session.job.checkpoint, session.order.steps_per_epoch
+        self._marks = cadence(job.every_steps, job.every_epochs, steps_per_epoch=steps_per_epoch)
         self._waits = False
 
     @property
@@ -134,7 +137,7 @@ class CheckpointSchedule:
     def is_due(self, report: StepReport, *, before: int) -> bool:
         """Whether to save now, after the optimizer steps that followed step `before`. Every rank says the same."""
         job, progress = self._session.job.checkpoint, self._progress
-        every = bool(job.every_steps and progress.step // job.every_steps > before // job.every_steps)
+        every = self._marks.is_due(progress.step, before=before)
         self._waits = self._waits or (progress.is_best and job.keep_best) or bool(report.save) or every
         return self._waits and not report.slow_saves
 

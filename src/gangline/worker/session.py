@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
+from gangline.runs.step_schedule import in_steps
 from gangline.strategies.base import Asked, Machines, PlanHalf, violations
 from gangline.strategies.table import STRATEGIES, plan_half
 from gangline.worker.batch import SampleOrder, TokenSource
@@ -151,11 +153,12 @@ def assemble(
 ) -> Session:
     """The session of a model that is loaded already; collective when there are several ranks."""
     job, world, precision = strategy.job, strategy.world, strategy.precision
+    steps = total_steps(len(train_set), job.batch, epochs=job.epochs, steps=job.steps)
     with connecting():
         strategy.agree(loss)
         strategy.wrap(loss)
     return Session(
-        job=job,
+        job=dataclasses.replace(job, schedule=in_steps(job.schedule, steps)),
         world=world,
         precision=precision,
         loss=loss,
@@ -165,7 +168,7 @@ def assemble(
         train_set=train_set,
         evaluation_set=evaluation_set,
         order=SampleOrder(num_samples=len(train_set), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed),
-        total_steps=total_steps(len(train_set), job.batch, epochs=job.epochs, steps=job.steps),
+        total_steps=steps,
     )
 
 

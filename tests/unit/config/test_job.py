@@ -103,11 +103,14 @@ def fields_left_at_default(value, default):
 
 def test_every_field_of_the_resolved_job_is_within_reach(folder):
     other = load(folder, MINIMAL)
-    # `split`, `evaluation_fraction`, `bits`, `open`, `plugins` and `strategy` are reached by the next tests
+    # `split`, `evaluation_fraction`, `every_epochs`, `warmup_ratio`, `bits`, `open`, `plugins` and `strategy` are reached by the next tests
     strategy = {f"strategy.{name}" for name in fields_left_at_default(other.strategy, other.strategy)}
     allowed = {
         "data.train.split",
         "data.evaluation_fraction",
+        "schedule.warmup_ratio",
+        "evaluation.every_epochs",
+        "checkpoint.every_epochs",
         "method.bits",
         "activation_offloading",
         "open",
@@ -136,6 +139,19 @@ def test_formats_that_do_not_go_together_are_refused_beside_all_other_mistakes(f
     for parameters in ("auto", "fp32"):
         assert load(folder, MINIMAL, "precision.compute=fp16", f"precision.parameters={parameters}")
     assert load(folder, MINIMAL, "precision.parameters=compute").precision == "auto"  # the plan finds out what that is
+
+
+def test_parts_of_the_run_and_of_an_epoch_stand_for_steps_and_not_beside_them(folder):
+    parts = ["schedule.warmup_ratio=0.1", "evaluation.every_epochs=0.25", "checkpoint.every_epochs=2", "data.eval=0.1"]
+    job = load(folder, MINIMAL, *parts)
+    assert (job.schedule.warmup_ratio, job.evaluation.every_epochs, job.checkpoint.every_epochs) == (0.1, 0.25, 2)
+    steps = ["schedule.warmup_steps=0", "evaluation.every_steps=9", "checkpoint.every_steps=9"]
+    said = refused(folder, MINIMAL, *parts, *steps)
+    assert said.startswith("3 mistakes")
+    for first, second in (("every_steps", "every_epochs"), ("warmup_steps", "warmup_ratio")):
+        assert f"both {first} and {second}" in said
+    assert load(folder, MINIMAL, *parts, "evaluation.every_steps=none").evaluation.every_epochs == 0.25
+    assert "data.eval beside it" in refused(folder, MINIMAL, "evaluation.every_epochs=1")
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])

@@ -12,7 +12,16 @@ from gangline.planner.report import explain
 from gangline.planner.shares import rows_named, stages_named
 from gangline.planner.training import PlannedStrategy
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.job import DataJob, Job, ModelJob, SourceJob, StrategyJob
+from gangline.runs.job import (
+    CheckpointJob,
+    DataJob,
+    EvaluationJob,
+    Job,
+    ModelJob,
+    ScheduleJob,
+    SourceJob,
+    StrategyJob,
+)
 from gangline.strategies.pipeline.plan import pipeline
 from tests.unit.planner.worlds import option_of, query, world
 
@@ -48,6 +57,30 @@ def test_steps_stay_open_until_the_data_is_counted() -> None:
     counted = plan.with_data(JOB, DataCount(num_samples=100, num_tokens=51_200))
     assert counted.steps == 5
     assert "5 steps = 1 epoch over 100 samples, 51.2 k tokens" in "\n".join(explain(counted))
+
+
+def test_parts_of_the_run_and_of_an_epoch_are_told_in_steps_once_these_are_known() -> None:
+    data = dataclasses.replace(JOB.data, evaluation_fraction=0.1)
+    job = dataclasses.replace(
+        JOB,
+        data=data,
+        epochs=2.0,
+        schedule=ScheduleJob(warmup_ratio=0.07),
+        evaluation=EvaluationJob(every_epochs=0.25),
+        checkpoint=CheckpointJob(every_epochs=1.0, every_minutes=None),
+    )
+    plan = make_plan(job, cluster(1))
+    lines = "\n".join(explain(plan))
+    assert "0.07 of all steps" in lines
+    assert "every 0.25 epochs, at the end" in lines
+    assert "every 1 epoch and at the end" in lines
+    assert plan.saves is None
+    counted = plan.with_data(job, DataCount(num_samples=10 * JOB.batch - 1))
+    lines = "\n".join(explain(counted))
+    assert "2 steps = 0.07 of 20, rounded up" in lines
+    assert "at the start, every 0.25 epochs (steps 3, 5, 8, 10 ... 20), at the end" in lines
+    assert "every 1 epoch (steps 10, 20) and at the end" in lines
+    assert Plan.from_json(json.loads(json.dumps(counted.to_json()))) == counted
 
 
 def test_a_plan_survives_its_file() -> None:
