@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as dcp_metadata
+from transformers import get_scheduler
 
 from gangline.errors import GanglineError
 from gangline.runs.job import CheckpointJob, OptimizerJob, ReportJob, ScheduleJob
@@ -36,6 +37,23 @@ def rates(*, kind: str, warmup: int, total: int, final_ratio: float = 0.0):
     """The learning rate of every step, peak 1."""
     schedule = ScheduleJob(kind=kind, warmup_steps=warmup, final_ratio=final_ratio)
     return [learning_rate(step, total, peak=1.0, schedule=schedule) for step in range(total)]
+
+
+def rates_of_transformers(*, name: str, warmup: int, total: int, words: dict, schedule: dict):
+    """The same rates as a schedule of transformers gives them, counted as it counts, and as ours counts."""
+    weight, peak = torch.nn.Parameter(torch.zeros(1)), 2e-3
+    optimizer = torch.optim.SGD([weight], lr=peak)
+    theirs = get_scheduler(name, optimizer, warmup, total, scheduler_specific_kwargs=words)
+    found = {"theirs": [], "ours": [], "shifted": []}
+    job = ScheduleJob(warmup_steps=warmup, **schedule)
+    for step in range(total):
+        found["theirs"].append(theirs.get_last_lr()[0])
+        for key, from_zero in (("ours", True), ("shifted", False)):
+            counted = replace(job, warmup_from_zero=from_zero)
+            found[key].append(learning_rate(step, total, peak=peak, schedule=counted))
+        optimizer.step()
+        theirs.step()
+    return found
 
 
 def clipped(*, maximum: float | None):

@@ -28,6 +28,38 @@ def test_cosine_is_half_way_in_the_middle(pool):
     assert rates == sorted(rates, reverse=True)
 
 
+SCHEDULES = [
+    ("constant_with_warmup", {}, {"kind": "constant"}),
+    ("linear", {}, {"kind": "linear"}),
+    ("cosine", {}, {"kind": "cosine"}),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.1}, {"kind": "cosine", "final_ratio": 0.1}),
+    ("cosine_with_restarts", {"num_cycles": 3}, {"kind": "cosine-restarts", "cycles": 3}),
+    ("polynomial", {"power": 2.0, "lr_end": 1e-4}, {"kind": "polynomial", "power": 2.0, "final_ratio": 0.05}),
+    ("inverse_sqrt", {}, {"kind": "inverse-sqrt"}),
+    ("inverse_sqrt", {"timescale": 20}, {"kind": "inverse-sqrt", "timescale": 20}),
+    *(
+        (
+            "warmup_stable_decay",
+            {"num_decay_steps": 13, "decay_type": decay, "min_lr_ratio": final},
+            {"kind": "wsd", "decay_steps": 13, "decay": decay, "final_ratio": final},
+        )
+        for decay, final in (("cosine", 0.0), ("linear", 0.1), ("1-sqrt", 0.0))
+    ),
+]
+
+
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_every_schedule_is_that_of_transformers_at_every_step(pool, warmup):
+    """What differs: our warm-up is a step ahead unless the job says otherwise, and that of wsd begins at 0."""
+    for name, words, schedule in SCHEDULES:
+        ask = {"name": name, "warmup": warmup, "total": 60, "words": words, "schedule": schedule}
+        found = pool(1).run(cases_parts.rates_of_transformers, **ask)[0]
+        begin = warmup if words.get("min_lr_ratio") else 0
+        assert found["ours"][begin:] == pytest.approx(found["theirs"][begin:], rel=1e-12, abs=0), name
+        assert found["shifted"][warmup:] == found["ours"][warmup:], name
+        assert found["shifted"][:warmup] == pytest.approx([2e-3 * (step + 1) / 7 for step in range(warmup)]), name
+
+
 @pytest.mark.parametrize(("maximum", "after"), [(1.0, 1.0), (20.0, 13.0), (None, 13.0)])
 def test_the_global_norm_is_clipped(pool, maximum, after):
     assert pool(1).run(cases_parts.clipped, maximum=maximum)[0] == pytest.approx([13.0, after])

@@ -23,6 +23,7 @@ from gangline.formats import FORMATS, ROLES, fields_of
 from gangline.runs.decode import build
 from gangline.runs.gang import nearby, whole_counts
 from gangline.runs.job import (
+    SCHEDULE_KEYS,
     CheckpointJob,
     DataJob,
     EvaluationJob,
@@ -343,7 +344,7 @@ def _check_lengths(checked: Checked[JobWords]) -> None:
 def _check_one_of(checked: Checked[JobWords], section: str, first: str, second: str) -> None:
     """Two words of a section for the same thing: in steps, and as a part of the run or of an epoch."""
     given = getattr(checked.words, section)
-    if first in given.model_fields_set and getattr(given, first) is not None and getattr(given, second) is not None:
+    if all(key in given.model_fields_set and getattr(given, key) is not None for key in (first, second)):
         checked.report(
             (section, second),
             seen=f"both {first} and {second}",
@@ -408,14 +409,26 @@ def _check_exchange(checked: Checked[JobWords]) -> None:
 
 def _check_schedule(checked: Checked[JobWords]) -> None:
     schedule = checked.words.schedule
-    if schedule.kind == "constant" and "final_ratio" in schedule.model_fields_set:
+    for key in sorted(schedule.model_fields_set - {"kind", *SCHEDULE_KEYS[schedule.kind]}):
+        kinds = [kind for kind, keys in SCHEDULE_KEYS.items() if key in keys]
+        if kinds:  # else it is for every kind
+            checked.report(
+                ("schedule", key),
+                seen=f"{key} with kind: {schedule.kind}",
+                expected=f"{key} with kind: {listed(kinds)} only",
+                fix="delete it, or choose another kind",
+                reads=(("schedule", "kind"),),
+            )
+    warmup = schedule.warmup_steps
+    if checked.words.steps and schedule.decay_steps and warmup + schedule.decay_steps > checked.words.steps >= warmup:
         checked.report(
-            ("schedule", "final_ratio"),
-            seen="a final rate in a constant schedule",
-            expected="final_ratio with kind: linear or kind: cosine",
-            fix="delete it, or choose another kind",
-            reads=(("schedule", "kind"),),
+            ("schedule", "decay_steps"),
+            seen=f"a warm-up of {warmup} steps and a decay of {schedule.decay_steps} in {checked.words.steps}",
+            expected=f"{checked.words.steps} at the most, together",
+            fix="write a shorter decay, or more steps",
+            reads=(("steps",), ("schedule", "warmup_steps")),
         )
+    _check_one_of(checked, "schedule", "decay_steps", "decay_ratio")
 
 
 def _check_evaluation(checked: Checked[JobWords]) -> None:

@@ -30,7 +30,7 @@ from gangline.config.mistakes import listed, nearest, quote
 from gangline.config.validate import Checked, expected_words, fragment_at, seen_words
 from gangline.exporters import EXPORTERS, Exporter
 from gangline.formats import FORMATS
-from gangline.runs.job import ReportJob
+from gangline.runs.job import ReportJob, ScheduleKind
 from gangline.strategies.base import AUTO as CHOOSE
 from gangline.strategies.table import ALONE, STRATEGIES
 
@@ -298,14 +298,30 @@ class OptimizerWords(Section):
 class ScheduleWords(Section):
     """The learning rate over optimizer steps. `schedule: linear` is short for `schedule: {kind: linear}`."""
 
-    kind: Literal["constant", "linear", "cosine"] = "cosine"
-    """How the rate falls after the warm-up."""
+    kind: ScheduleKind = "cosine"
+    """How the rate falls after the warm-up: `wsd` stays at the full rate and falls at the end, `cosine-restarts` falls
+    several times; see [training](training.md)."""
     warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Optimizer steps from 0 to the full rate."""
     warmup_ratio: Annotated[Annotated[float, Field(ge=0, le=1)] | None, NONE] = None
     """The same as a part of all steps, rounded up to whole steps, in place of `warmup_steps`."""
+    warmup_from_zero: bool = False
+    """Begin the warm-up with a step at a rate of 0, as transformers does, and reach the full rate one step later."""
     final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Where linear and cosine fall to, over the full rate."""
+    """Where the rate falls to, over the full rate (all kinds but constant and inverse-sqrt)."""
+    decay_steps: Annotated[Count | None, NONE] = None
+    """The last optimizer steps, in which the rate falls (wsd)."""
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """The same as a part of all steps, rounded up to whole steps, where `decay_steps` is left out (wsd)."""
+    decay: Literal["cosine", "linear", "1-sqrt"] = "cosine"
+    """How the rate falls in the last steps (wsd)."""
+    cycles: Count = 1
+    """How often the rate falls from the full one; once is `cosine` (cosine-restarts)."""
+    power: Positive = 1.0
+    """The rate falls as this power of the part of the steps that is left (polynomial)."""
+    timescale: Annotated[Count | None, NONE] = None
+    """The rate falls as the square root of this over the steps so far; left out: the warm-up's steps, or 10,000 without
+    one (inverse-sqrt)."""
 
 
 class PrecisionWords(Section):

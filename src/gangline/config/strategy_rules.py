@@ -14,6 +14,7 @@ from gangline.config.mistakes import KeyPath, absolute, quote, what_is_there, wh
 from gangline.config.validate import Checked
 from gangline.runs.decode import build
 from gangline.runs.job import StrategyJob
+from gangline.runs.step_schedule import part_of
 from gangline.strategies.base import AUTO, Asked, listed, violations
 from gangline.strategies.table import plan_half, strategy_keys
 
@@ -268,21 +269,28 @@ class _Reader:
         kind, numbers = self._typed("scheduler", found)
         words = self._words.schedule
         if SCHEDULES.get(kind) != words.kind:
-            known = next(name for name, meaning in SCHEDULES.items() if meaning == words.kind)
-            fix = f"delete it, or write {quote(known)}" + (
-                f", or `schedule: {SCHEDULES[kind]}` in the job" if kind in SCHEDULES else ""
-            )
-            self._refuse("scheduler.type", kind, f"{known}, as schedule.kind: {words.kind} is called there", fix)
+            known = [name for name, meaning in SCHEDULES.items() if meaning == words.kind]
+            fix = "delete it" + (f", or write {quote(known[0])}" if known else "")
+            fix += f", or `schedule: {SCHEDULES[kind]}` in the job" if kind in SCHEDULES else ""
+            expected = f"{known[0]}, as schedule.kind: {words.kind} is called there" if known else "nothing there"
+            self._refuse("scheduler.type", kind, expected, fix)
             return
         ours: dict[str, tuple[Any, str]] = {
             "warmup_min_lr": (0, "0, where every warm-up begins"),
             "warmup_max_lr": (self._words.optimizer.learning_rate, "optimizer.learning_rate"),
-            "warmup_num_steps": (words.warmup_steps, "schedule.warmup_steps"),
+            "warmup_num_steps": self._warmup(),
             "warmup_type": ("linear", "linear"),
             "total_num_steps": (self._words.steps, "steps"),
             "cos_min_ratio": (words.final_ratio, "schedule.final_ratio"),
         }
         self._agree_all("scheduler.params", numbers, ours)
+
+    def _warmup(self) -> tuple[int | None, str]:
+        """Of the job, in steps; None where it is a part of steps that are not known."""
+        words, steps = self._words.schedule, self._words.steps
+        if words.warmup_ratio is None:
+            return words.warmup_steps, "schedule.warmup_steps"
+        return None if steps is None else part_of(steps, words.warmup_ratio), "schedule.warmup_ratio"
 
     def _typed(self, name: str, found: Any) -> tuple[str, Mapping[str, Any]]:
         found = found if isinstance(found, dict) else {}

@@ -7,6 +7,7 @@ already filled in here, so that the file alone says what ran.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,17 +97,44 @@ class OptimizerJob:
     """Global gradient norm at the most; None: no clipping."""
 
 
+ScheduleKind = Literal["constant", "linear", "cosine", "cosine-restarts", "polynomial", "inverse-sqrt", "wsd"]
+SCHEDULE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "constant": (),
+    "linear": ("final_ratio",),
+    "cosine": ("final_ratio",),
+    "cosine-restarts": ("final_ratio", "cycles"),
+    "polynomial": ("final_ratio", "power"),
+    "inverse-sqrt": ("timescale",),
+    "wsd": ("final_ratio", "decay_steps", "decay_ratio", "decay"),
+}
+"""Keys of `ScheduleJob` that are for each kind, besides those of the warm-up."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleJob:
     """The learning rate over optimizer steps."""
 
-    kind: Literal["constant", "linear", "cosine"] = "cosine"
+    kind: ScheduleKind = "cosine"
     warmup_steps: int = 0
     """Optimizer steps from 0 to the full rate."""
     warmup_ratio: float | None = None
     """The same as a part of all steps, in place of `warmup_steps`; see `step_schedule.warmup_steps`."""
+    warmup_from_zero: bool = False
+    """Whether the first step of a warm-up has a rate of 0, as in transformers."""
     final_ratio: float = 0.0
-    """Where linear and cosine fall to, over the full rate; it would be reached at the step after the last."""
+    """Where the rate falls to, over the full rate; it would be reached at the step after the last."""
+    decay_steps: int | None = None
+    """wsd: the last steps, in which the rate falls; None: see `decay_ratio`."""
+    decay_ratio: float = 0.1
+    """wsd: the same as a part of all steps."""
+    decay: Literal["cosine", "linear", "1-sqrt"] = "cosine"
+    """wsd: how the rate falls then."""
+    cycles: int = 1
+    """cosine-restarts: how often the rate falls from the full one."""
+    power: float = 1.0
+    """polynomial: of the part of the steps that is left."""
+    timescale: int | None = None
+    """inverse-sqrt: after so many steps behind the warm-up the rate is 1 / sqrt(2); None: see `step_schedule`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

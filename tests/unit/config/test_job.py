@@ -77,7 +77,7 @@ precision: {compute: fp32, parameters: compute}
 activation_checkpointing: true
 exchange: bf16
 optimizer: {kind: adamw-8bit, learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
-schedule: {kind: linear, warmup_steps: 50, final_ratio: 0.1}
+schedule: {kind: linear, warmup_steps: 50, warmup_from_zero: true, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}
 checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false, each_host: part,
   on_failure: continue}
@@ -108,7 +108,8 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
     allowed = {
         "data.train.split",
         "data.evaluation_fraction",
-        "schedule.warmup_ratio",
+        *(f"schedule.{key}" for key in ("warmup_ratio", "decay_steps", "decay_ratio", "decay", "cycles", "power")),
+        "schedule.timescale",
         "evaluation.every_epochs",
         "checkpoint.every_epochs",
         "method.bits",
@@ -152,6 +153,21 @@ def test_parts_of_the_run_and_of_an_epoch_stand_for_steps_and_not_beside_them(fo
         assert f"both {first} and {second}" in said
     assert load(folder, MINIMAL, *parts, "evaluation.every_steps=none").evaluation.every_epochs == 0.25
     assert "data.eval beside it" in refused(folder, MINIMAL, "evaluation.every_epochs=1")
+
+
+def test_every_kind_of_schedule_has_its_own_keys(folder):
+    wsd = ["schedule.kind=wsd", "schedule.decay_steps=20", "schedule.decay=1-sqrt", "schedule.final_ratio=0.1"]
+    assert load(folder, MINIMAL, *wsd).schedule == ScheduleJob(
+        kind="wsd", decay_steps=20, decay="1-sqrt", final_ratio=0.1
+    )
+    for kind, key in (("cosine-restarts", "cycles=3"), ("polynomial", "power=2"), ("inverse-sqrt", "timescale=9")):
+        assert load(folder, MINIMAL, f"schedule.kind={kind}", f"schedule.{key}").schedule.kind == kind
+        said = refused(folder, MINIMAL, "schedule.kind=cosine", f"schedule.{key}")
+        assert f"with kind: {kind} only" in said
+    assert "both decay_steps and decay_ratio" in refused(folder, MINIMAL, *wsd, "schedule.decay_ratio=0.2")
+    said = refused(folder, MINIMAL, *wsd, "steps=30", "schedule.warmup_steps=11")
+    assert "a warm-up of 11 steps and a decay of 20 in 30" in said
+    assert load(folder, MINIMAL, *wsd, "steps=31", "schedule.warmup_steps=11")
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])

@@ -55,3 +55,28 @@ def test_a_warm_up_that_is_a_part_of_the_run_is_rounded_up_as_transformers_does(
     assert in_steps(schedule, total) == ScheduleJob(kind="linear", warmup_steps=steps)
     alike = [learning_rate(step, total, peak=2.0, schedule=schedule) for step in range(total)]
     assert alike == [learning_rate(step, total, peak=2.0, schedule=in_steps(schedule, total)) for step in range(total)]
+
+
+def rates(total, **words):
+    return [round(learning_rate(step, total, peak=1.0, schedule=ScheduleJob(**words)), 4) for step in range(total)]
+
+
+def test_a_rate_that_stays_falls_in_the_last_steps_only():
+    assert rates(10, kind="wsd", decay_steps=4, decay="linear") == [1] * 7 + [0.75, 0.5, 0.25]
+    assert rates(10, kind="wsd", decay_ratio=0.31, decay="linear", final_ratio=0.5) == [1] * 7 + [0.875, 0.75, 0.625]
+
+
+def test_a_decay_that_is_longer_than_what_is_left_begins_behind_the_warm_up():
+    assert rates(4, kind="wsd", decay_steps=99, decay="linear", warmup_steps=2) == [0.5, 1, 1, 0.5]
+    assert in_steps(ScheduleJob(kind="wsd", warmup_ratio=0.5), 10) == ScheduleJob(
+        kind="wsd", warmup_steps=5, decay_steps=1
+    )
+
+
+def test_restarts_begin_at_the_full_rate_again():
+    found = rates(10, kind="cosine-restarts", cycles=2, final_ratio=0.2)
+    assert found[:5] == found[5:] == rates(5, kind="cosine", final_ratio=0.2)
+
+
+def test_warm_up_may_begin_with_a_step_at_zero():
+    assert rates(5, kind="constant", warmup_steps=4, warmup_from_zero=True) == [0, 0.25, 0.5, 0.75, 1]
