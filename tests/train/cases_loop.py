@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,11 +12,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from gangline.errors import CheckpointError, GanglineError
+from gangline.runs.job import EarlyStoppingJob
 from gangline.worker.batch import collate
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import gradient_norm
 from gangline.worker.precision import agree_precision
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.strategy import agree_weights
 from tests.train.small import MemorySet, made, make_job, make_session, make_world, mixture_folder, run_loop
 
@@ -136,6 +140,38 @@ def marks_of_epochs(*, evaluate: float, save: float):
     session = make_session(job, make_world([1], rank=0), num_samples=37, num_evaluation=2)
     _, captured = run_loop(session, saver=saver)
     return {"saves": [step for step, _ in saver.saves], "evaluations": [step for step, _ in captured.evaluations]}
+
+
+def stops_early(shares, *, strategy: str = "ddp", patience: int = 3, stop_after: int | None = None, **words):
+    """Weights do not move: evaluated every 2 of 20 steps. The steps of each attempt of this rank, and its words.
+
+    stop_after: the step of a stop, after which a second attempt takes over what a checkpoint says.
+    """
+    job = make_job(precision="fp32", steps=20, dropout=0.0)
+    job = replace(
+        job,
+        optimizer=replace(job.optimizer, learning_rate=1e-30),
+        evaluation=replace(job.evaluation, every_steps=2),
+        early_stopping=EarlyStoppingJob(patience=patience, **words),
+    )
+    world = make_world(shares, rank=dist.get_rank(), strategy=strategy)
+    progress, attempts = TrainingProgress(), []
+    for stop in [stop_after, None] if stop_after else [None]:
+        result, captured = run_loop(make_session(job, world), progress=progress, stop_after=stop)
+        attempts.append([result, progress.step, [step for step, _ in captured.evaluations]])
+        told = [event["what"] for event in captured.events if event["event"] == "early-stopping"]
+        progress = TrainingProgress(**json.loads(json.dumps(dataclasses.asdict(progress))))
+    return {"attempts": attempts, "told": told}
+
+
+def evaluations_since(losses, *, min_improvement: float):
+    """The count of evaluations without an improvement, after each of these losses."""
+    progress, found = TrainingProgress(), []
+    for loss in losses:
+        progress.step += 1
+        progress.evaluated(loss, min_improvement=min_improvement)
+        found.append(progress.evaluations_since)
+    return found
 
 
 def one_rank_is_asked_to_leave(shares, *, asked: int):

@@ -54,6 +54,32 @@ def test_fractions_of_an_epoch_evaluate_and_save_at_the_first_step_that_has_read
     assert found == {"evaluations": [2, 4, 5, 7, 8, 10, 12], "saves": [6, 12]}
 
 
+def test_a_run_ends_when_the_evaluation_loss_falls_no_more_and_all_ranks_at_the_same_step(pool):
+    for rank in pool(3).run(cases_loop.stops_early, shares=[5, 3, 2], min_improvement=0.1):
+        assert rank["attempts"] == [["finished", 8, [0, 2, 4, 6, 8]]]
+        assert "has not improved by more than 0.1 in 3 evaluations: the lowest is" in rank["told"][0]
+        assert "of step 2" in rank["told"][0]
+
+
+@pytest.mark.parametrize(("stop_after", "before", "after"), [(5, [0, 2, 4], [6, 8]), (6, [0, 2, 4], [6, 8])])
+def test_early_stopping_survives_a_stop_even_one_between_a_step_and_its_evaluation(pool, stop_after, before, after):
+    found = pool(1).run(cases_loop.stops_early, shares=[10], stop_after=stop_after)[0]
+    assert found["attempts"] == [["stopped", stop_after, before], ["finished", 8, after]]
+    assert pool(1).run(cases_loop.stops_early, shares=[10], patience=99)[0]["told"] == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "least", "counts"),
+    [
+        ([3.0, 2.0, 2.0, 1.9, 2.1, 1.8], 0.0, [0, 0, 1, 0, 1, 0]),
+        ([3.0, 2.8, 2.6, 2.0, math.nan, 1.9], 0.5, [0, 1, 2, 0, 1, 2]),
+        ([math.nan, 3.0], 0.5, [1, 0]),
+    ],
+)
+def test_an_evaluation_improves_by_more_than_the_least_below_the_lowest(pool, losses, least, counts):
+    assert pool(1).run(cases_loop.evaluations_since, losses=losses, min_improvement=least) == [counts]
+
+
 @pytest.mark.parametrize("asked", [0, 2])
 def test_when_one_rank_is_asked_to_leave_all_leave_at_the_same_step(pool, asked):
     shares = [5, 3, 2]

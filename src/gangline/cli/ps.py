@@ -72,6 +72,7 @@ def _row(run: RunListing) -> dict[str, Any]:
         "phase": _phase(run),
         "damage": run.damage.to_json() if run.damage is not None else None,
         "silent": record.silent,
+        "finished_early": record.phase == "finished" and last.get("step", 0) < (last.get("steps") or 0),
         "quiet_since": state.quiet_since if state and record.phase == "running" else None,
         "attempt": state.attempt if state else None,
         "step": last.get("step"),
@@ -94,12 +95,19 @@ def _text(name: str, row: dict[str, Any], now: datetime) -> str:
     value = row[name]
     if value is None:
         return "-"
-    if name == "phase" and row["silent"]:
-        return f"{value}? ({row['silent']})"
-    if name == "phase" and row["quiet_since"] is not None:
-        return f"{value} (quiet for {age(str(row['quiet_since']), now=now).removesuffix(' ago')})"
+    if name == "phase":
+        return _phase_text(str(value), row, now)
     if name == "step":
         return f"{value}/{row['steps']}"
     if name in {"created", "updated"}:
         return age(str(value), now=now)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _phase_text(phase: str, row: dict[str, Any], now: datetime) -> str:
+    """The phase, and what makes it doubtful or other than usual."""
+    if row["silent"]:
+        return f"{phase}? ({row['silent']})"
+    if row["quiet_since"] is not None:
+        return f"{phase} (quiet for {age(str(row['quiet_since']), now=now).removesuffix(' ago')})"
+    return "finished early" if row["finished_early"] else phase

@@ -26,6 +26,7 @@ from gangline.runs.job import (
     SCHEDULE_KEYS,
     CheckpointJob,
     DataJob,
+    EarlyStoppingJob,
     EvaluationJob,
     FailureJob,
     Job,
@@ -243,6 +244,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     _check_exchange(checked)
     _check_schedule(checked)
     _check_evaluation(checked)
+    _check_early_stopping(checked)
     model = _model(checked, folder=folder)
     data = _data(checked, folder=folder)
     optimizer = _optimizer(checked)
@@ -250,6 +252,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     report = resolve_report(checked)
     strategy = resolve_strategy(checked, folder=folder)
     checked.document.mistakes.raise_if_any()
+    early = words.early_stopping
     return Job(
         name=words.name or default_name,
         model=model,
@@ -269,6 +272,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         optimizer=optimizer,
         schedule=build(ScheduleJob, words.schedule.model_dump()),
         evaluation=build(EvaluationJob, words.evaluation.model_dump()),
+        early_stopping=build(EarlyStoppingJob, early.model_dump()) if early is not None else None,
         checkpoint=build(CheckpointJob, words.checkpoint.model_dump()),
         failures=failures,
         report=report,
@@ -443,6 +447,29 @@ def _check_evaluation(checked: Checked[JobWords]) -> None:
                 fix="add `eval: 0.05` (or a file) under `data`, or delete this key",
                 reads=(("data", "eval"),),
             )
+
+
+def _check_early_stopping(checked: Checked[JobWords]) -> None:
+    """It needs losses to compare: rows to evaluate on, and more evaluations than the one at the end."""
+    words = checked.words
+    if words.early_stopping is None:
+        return
+    if words.data.eval is None:
+        checked.report(
+            ("early_stopping",),
+            seen="a rule for the evaluation loss, but there are no rows to evaluate on",
+            expected="data.eval beside it",
+            fix="add `eval: 0.05` (or a file) under `data`, or delete this key",
+            reads=(("data", "eval"),),
+        )
+    elif words.evaluation.every_steps is None and words.evaluation.every_epochs is None:
+        checked.report(
+            ("early_stopping",),
+            seen="a rule for the evaluation loss, which is known at the end of the run only",
+            expected="evaluation.every_steps or evaluation.every_epochs beside it",
+            fix="add, for example, `evaluation: {every_epochs: 0.25}`, or delete this key",
+            reads=(("evaluation",),),
+        )
 
 
 def _model(checked: Checked[JobWords], *, folder: Path) -> ModelJob:

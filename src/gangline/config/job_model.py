@@ -348,6 +348,15 @@ class EvaluationWords(Section):
     """Samples to evaluate at the most; `none`: all."""
 
 
+class EarlyStoppingWords(Section):
+    """End the run when the evaluation loss does not fall any more. `early_stopping: 3` is short for `{patience: 3}`."""
+
+    patience: Annotated[Count, Field(examples=[3])]
+    """Evaluations in a row without an improvement, after which the run has finished."""
+    min_improvement: NotNegative = 0.0
+    """An evaluation improves if its loss is lower than the lowest before it by more than this."""
+
+
 class CheckpointWords(Section):
     """When the state is saved, and how much is kept."""
 
@@ -432,6 +441,10 @@ class JobWords(Section):
     """The learning rate over optimizer steps: `cosine` and the like, or the keys below."""
     evaluation: EvaluationWords = EvaluationWords()
     """When the evaluation rows are read."""
+    early_stopping: Annotated[
+        Annotated[EarlyStoppingWords, Shorthand("patience")] | None, NONE, Field(examples=[3])
+    ] = None
+    """End the run when the evaluation loss does not fall any more: a number of evaluations, or the keys below."""
     checkpoint: CheckpointWords = CheckpointWords()
     """When the state is saved, and how much is kept."""
     failures: Annotated[FailureWords, Shorthand("restarts")] = FailureWords()

@@ -48,6 +48,7 @@ def explain_json(history: RunHistory, *, is_job: bool, can_resume: bool) -> dict
         "phase": history.run.phase,
         "silent": history.run.silent,
         "steps": history.steps,
+        "early_stopping": history.early or None,
         "attempts": [_attempt_json(attempt) for attempt in history.attempts],
         "missing": list(history.gaps),
         "go_on": {"command": ahead.command, "why": ahead.why},
@@ -64,8 +65,9 @@ def _head(history: RunHistory) -> list[str]:
         f"attempt {last.number}" if last else "",
         "" if reached is None else f"step {reached}{of}",
     ]
+    early = [f"early stopping: {history.early}"] if history.early else []
     silent = [f"as last heard: {history.run.silent}"] if history.run.silent else []
-    return [", ".join(part for part in parts if part), *silent, *(f"missing: {gap}" for gap in history.gaps)]
+    return [", ".join(part for part in parts if part), *early, *silent, *(f"missing: {gap}" for gap in history.gaps)]
 
 
 def _stands(phase: str) -> str:

@@ -99,6 +99,14 @@ class RunHistory:
     gaps: tuple[str, ...]
     """The records that could not be read."""
 
+    @property
+    def early(self) -> str:
+        """Why it finished before its last step; "" where it did not."""
+        if self.run.phase != "finished" or not self.attempts:
+            return ""
+        told = (event for event in self.attempts[-1].told if event.get("event") == "early-stopping")
+        return next((str(event.get("what", "")) for event in told), "")
+
 
 @dataclass(slots=True)
 class _Notes:
@@ -386,6 +394,7 @@ _NAMES = {
     "save-failed": "a save failed",
     "step-skipped": "step skipped: not finite",
     "host-left-out": "left out",
+    "early-stopping": "early stopping",
 }
 """Event -> its words on the screen, where they differ from its name."""
 

@@ -150,6 +150,16 @@ class EvaluationJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStoppingJob:
+    """When a run ends before its last step: the evaluation loss does not fall any more."""
+
+    patience: int
+    """Evaluations in a row that do not improve."""
+    min_improvement: float = 0.0
+    """An evaluation improves if its loss is lower than the lowest before it by more than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointJob:
     """When state is saved and how much is kept."""
 
@@ -253,6 +263,8 @@ class Job(Record):
     optimizer: OptimizerJob = OptimizerJob()
     schedule: ScheduleJob = ScheduleJob()
     evaluation: EvaluationJob = EvaluationJob()
+    early_stopping: EarlyStoppingJob | None = None
+    """None: the run takes all its steps."""
     checkpoint: CheckpointJob = CheckpointJob()
     failures: FailureJob = FailureJob()
     report: ReportJob = ReportJob()

@@ -210,11 +210,11 @@ class Loop:
     def run(self) -> LoopResult:
         """Train. Every rank returns the same result."""
         session, progress, checkpoints = self.session, self.progress, self._checkpoints
-        if progress.step == 0 and session.job.evaluation.at_start:
+        if session.job.evaluation.at_start if progress.step == 0 else self._lacks_evaluation():
             self._evaluate()
-        if progress.step < session.total_steps:
+        if not self._is_done():
             self._stepper.begin()
-        while progress.step < session.total_steps:
+        while not self._is_done():
             before = progress.step
             report = self._stepper.advance()
             if report.save_failed and checkpoints.gives_up():
@@ -226,7 +226,32 @@ class Loop:
             if checkpoints.is_due(report, before=before):
                 self._save(wait=False)
         self._save(wait=True)
+        self._tell_early_end()
         return self._end("finished")
+
+    def _is_done(self) -> bool:
+        """Whether no step is left, or the evaluation loss falls no more. All ranks know the same losses."""
+        progress, early = self.progress, self.session.job.early_stopping
+        stops = early is not None and progress.evaluations_since >= early.patience
+        return stops or progress.step >= self.session.total_steps
+
+    def _tell_early_end(self) -> None:
+        progress, early, total = self.progress, self.session.job.early_stopping, self.session.total_steps
+        if early is None or progress.step == total:
+            return
+        least = f" by more than {early.min_improvement:g}" if early.min_improvement else ""
+        best = "none was a number"
+        if progress.best_loss is not None:
+            best = f"the lowest is {progress.best_loss:.6g}, of step {progress.best_step}"
+        what = f"the evaluation loss has not improved{least} in {progress.evaluations_since} evaluations: {best}"
+        log.info("early stopping at step %d of %d: %s", progress.step, total, what)
+        self._out.event("early-stopping", step=progress.step, what=what)
+
+    def _lacks_evaluation(self) -> bool:
+        """Whether an attempt ended between a step and its evaluation: what follows from it has to be the same."""
+        step, evaluated = self.progress.step, self.progress.evaluated_step
+        is_last = step == self.session.total_steps and evaluated != step
+        return is_last or self._evaluations.is_due(step, before=max(0, evaluated))
 
     def _save(self, *, wait: bool) -> None:
         self._stepper.verify_replicas()
@@ -243,7 +268,8 @@ class Loop:
             return
         self._out.enter("evaluate", step=self.progress.step + 1)
         evaluation = evaluate(session, shares=self._stepper.shares, beat=self._out.beat)
-        self.progress.evaluated(evaluation.loss)
+        early = session.job.early_stopping
+        self.progress.evaluated(evaluation.loss, min_improvement=early.min_improvement if early else 0.0)
         log.info("evaluation at step %d: loss %.6g", self.progress.step, evaluation.loss)
         if self._out.recorder is not None:
             self._out.recorder.evaluation(evaluation, step=self.progress.step)

@@ -32,15 +32,24 @@ class TrainingProgress:
     best_loss: float | None = None
     """The lowest evaluation loss after the first step."""
     best_step: int = -1
+    evaluations_since: int = 0
+    """How many there were since the last one that improved; see `EarlyStoppingJob`."""
     bucket_bytes: int | None = None
     """Of a bucket of gradients, with `bucket_ranks` ranks: the place in a bucket decides the order of sums, so the size
     that was measured once stays as long as there are as many ranks."""
     bucket_ranks: int = 0
 
-    def evaluated(self, loss: float) -> None:
-        """Take in the evaluation of this step; one that is no number is never the best."""
+    def evaluated(self, loss: float, *, min_improvement: float = 0.0) -> None:
+        """Take in the evaluation of this step; one that is no number is never the best, and no improvement.
+
+        The loss before the first step is compared with none. min_improvement: see `EarlyStoppingJob`.
+        """
         self.evaluation_loss, self.evaluated_step = loss if math.isfinite(loss) else None, self.step
-        if self.step > 0 and math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss):
+        if self.step == 0:
+            return
+        lowest = math.inf if self.best_loss is None else self.best_loss
+        self.evaluations_since = 0 if loss < lowest - min_improvement else self.evaluations_since + 1
+        if loss < lowest:
             self.best_loss, self.best_step = loss, self.step
 
     @property

@@ -105,3 +105,17 @@ def test_ps_says_since_when_a_run_is_quiet(
     assert main(["ps", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["runs"]
     assert [row["quiet_since"] for row in rows] == ["2026-01-01T12:00:00.000Z", None]
+
+
+def test_ps_says_that_a_run_finished_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GANGLINE_HOME", str(tmp_path))
+    record = RunRecord(id="calm-otter-7", state=RunState(name="tiny", phase="finished"))
+    lasts = [{"step": 40, "steps": 100}, {"step": 100, "steps": 100}, None]
+    monkeypatch.setattr(ps, "list_runs", lambda _home: [RunListing(record=record, last=last) for last in lasts])
+    assert main(["ps"]) == 0
+    assert ["early" in line for line in capsys.readouterr().out.splitlines()[1:]] == [True, False, False]
+    assert main(["ps", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    assert [row["finished_early"] for row in rows] == [True, False, False]

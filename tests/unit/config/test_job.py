@@ -11,6 +11,7 @@ from gangline.config.load import load_job
 from gangline.errors import SpecError
 from gangline.runs.job import (
     DataJob,
+    EarlyStoppingJob,
     FailureJob,
     Job,
     MethodJob,
@@ -83,6 +84,7 @@ checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: fals
   on_failure: continue}
 failures: {restarts: 2, wait: 1.5 min, without: false, take_back: false, smaller_micro_batch: true}
 report: {tensorboard: false, wandb: my-project}
+early_stopping: {patience: 2, min_improvement: 0.01}
 max_skipped_steps: 0
 """.replace("COMMIT", "0123abcdef" * 4)
 
@@ -168,6 +170,15 @@ def test_every_kind_of_schedule_has_its_own_keys(folder):
     said = refused(folder, MINIMAL, *wsd, "steps=30", "schedule.warmup_steps=11")
     assert "a warm-up of 11 steps and a decay of 20 in 30" in said
     assert load(folder, MINIMAL, *wsd, "steps=31", "schedule.warmup_steps=11")
+
+
+def test_early_stopping_needs_losses_to_compare(folder):
+    words = ["data.eval=0.1", "evaluation.every_epochs=0.5", "early_stopping=3"]
+    assert load(folder, MINIMAL, *words).early_stopping == EarlyStoppingJob(patience=3)
+    assert load(folder, MINIMAL, *words[:2], "early_stopping=none").early_stopping is None
+    assert "no rows to evaluate on" in refused(folder, MINIMAL, *words[1:])
+    assert "at the end of the run only" in refused(folder, MINIMAL, words[0], words[2])
+    assert "early_stopping.patience" in refused(folder, MINIMAL, *words[:2], "early_stopping.min_improvement=0.1")
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])

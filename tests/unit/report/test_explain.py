@@ -76,6 +76,18 @@ def test_events_are_told_as_the_supervisor_wrote_them_whatever_their_times_say(t
     assert words == ["gang started on pc1", "pc1 does not answer", "pc1 answers again after 2.0 s"]
 
 
+def test_a_run_that_finished_early_says_why(tmp_path: Path) -> None:
+    past = Past(tmp_path)
+    why = "the evaluation loss has not improved in 3 evaluations: the lowest is 1.9, of step 40"
+    past.event("started", source="worker", step=0, steps=400)
+    past.event("early-stopping", source="worker", step=70, what=why)
+    past.state("running")
+    assert f"early stopping: {why}" not in screen(past)
+    past.state("finished")
+    assert screen(past)[1] == f"early stopping: {why}"
+    assert explain_json(told(past), is_job=True, can_resume=True)["early_stopping"] == why
+
+
 def test_ends_of_one_host_keep_the_order_of_its_host_agent_and_hosts_that_of_the_gang(tmp_path: Path) -> None:
     past = Past(tmp_path)
     past.event("started", hosts=["pc2", "pc1"])
