@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from gangline.optimizers import EIGHT_BITS, OPTIMIZERS
 from gangline.runs.gang import Gang, GangRank, rows_of
 from gangline.runs.job import (
     CheckpointJob,
@@ -121,7 +122,7 @@ def make_job(
     method: qlora-8 is qlora with 8 bits. optimizer: with one of 8 bits the model is the wide one, and adapters are as
     wide.
     """
-    eight_bits = optimizer != "adamw"
+    eight_bits = optimizer in EIGHT_BITS
     kind, _, bits = method.partition("-")
     job = Job(
         name="small",
@@ -134,7 +135,7 @@ def make_job(
         steps=40,
         seed=7,
         precision=precision,
-        optimizer=OptimizerJob(kind=optimizer, learning_rate=3e-4, weight_decay=0.01),
+        optimizer=OptimizerJob(kind=optimizer, **OPTIMIZERS[optimizer].keys, learning_rate=3e-4, weight_decay=0.01),
         schedule=ScheduleJob(kind="cosine", warmup_steps=5),
         evaluation=EvaluationJob(every_steps=None),
         checkpoint=CheckpointJob(every_minutes=None),

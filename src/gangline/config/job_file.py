@@ -16,10 +16,11 @@ from gangline.config.mistakes import (
     what_is_there,
     what_was_meant,
 )
-from gangline.config.strategy_rules import check_strategy, resolve_strategy
+from gangline.config.strategy_rules import check_strategy, resolve_strategy, resolved_optimizer
 from gangline.config.validate import Checked
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS, ROLES, fields_of
+from gangline.optimizers import OPTIMIZERS
 from gangline.runs.decode import build
 from gangline.runs.gang import nearby, whole_counts
 from gangline.runs.job import (
@@ -602,9 +603,9 @@ def _check_roles(checked: Checked[JobWords]) -> None:
 
 def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:
     words: OptimizerWords = checked.words.optimizer
-    betas = dict(zip(("beta1", "beta2"), words.betas or (), strict=False))
+    own = OPTIMIZERS[words.kind].keys
     for key in ("beta1", "beta2"):
-        if betas and key in words.model_fields_set:
+        if words.betas and key in words.model_fields_set:
             checked.report(
                 ("optimizer", key),
                 seen=f"both betas and {key}",
@@ -612,4 +613,23 @@ def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:
                 fix=f"delete {key}",
                 reads=(("optimizer", "betas"),),
             )
-    return build(OptimizerJob, words.model_dump(exclude={"betas"}) | betas)
+    everywhere = {key for row in OPTIMIZERS.values() for key in row.keys}
+    for key in sorted(words.model_fields_set & {*everywhere, "betas"}):
+        if ("beta1" if key == "betas" else key) not in own:
+            kinds = [kind for kind, row in OPTIMIZERS.items() if ("beta1" if key == "betas" else key) in row.keys]
+            checked.report(
+                ("optimizer", key),
+                seen=f"{key} with kind: {words.kind}",
+                expected=f"{key} with kind: {listed(kinds)} only",
+                fix=f"delete it, or write `kind: {kinds[0]}`",
+                reads=(("optimizer", "kind"),),
+            )
+    if words.nesterov and words.kind == "sgd" and not words.momentum:
+        checked.report(
+            ("optimizer", "nesterov"),
+            seen="nesterov without a momentum",
+            expected="momentum above 0 beside it",
+            fix="add, for example, `momentum: 0.9`, or delete nesterov",
+            reads=(("optimizer", "momentum"),),
+        )
+    return build(OptimizerJob, resolved_optimizer(words))

@@ -30,6 +30,7 @@ from gangline.config.mistakes import listed, nearest, quote
 from gangline.config.validate import Checked, expected_words, fragment_at, seen_words
 from gangline.exporters import EXPORTERS, Exporter
 from gangline.formats import FORMATS
+from gangline.optimizers import OptimizerKind
 from gangline.runs.job import ReportJob, ScheduleKind
 from gangline.strategies.base import AUTO as CHOOSE
 from gangline.strategies.table import ALONE, STRATEGIES
@@ -272,25 +273,35 @@ class StrategyWords(Section):
 
 
 class OptimizerWords(Section):
-    """AdamW and its numbers. `optimizer: adamw-8bit` is short for `optimizer: {kind: adamw-8bit}`."""
+    """What moves the weights. `optimizer: adamw-8bit` is short for `optimizer: {kind: adamw-8bit}`."""
 
-    kind: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = "adamw"
-    """`adamw`: moments in the format of the trained weights. `adamw-8bit`: moments of 8 bits, less exact; see
-    [strategies](strategies.md). `paged-adamw-8bit`: the same, and moments leave a GPU that is short of memory."""
+    kind: OptimizerKind = "adamw"
+    """See [training](training.md); `adamw-8bit` is less exact, and moments of `paged-adamw-8bit` leave a GPU that is
+    short of memory. Not every strategy trains with every kind: [strategies](strategies.md)."""
     learning_rate: Positive = 2e-4
     """The full learning rate, after the warm-up."""
     betas: Annotated[
         Annotated[list[Probability], Field(min_length=2, max_length=2)] | None, Field(examples=[[0.9, 0.999]])
     ] = None
     """`[0.9, 0.999]` is short for `beta1: 0.9` and `beta2: 0.999`."""
-    beta1: Probability = 0.9
-    """Decay of the mean of gradients."""
-    beta2: Probability = 0.999
-    """Decay of the mean of squared gradients."""
-    epsilon: Positive = 1e-8
-    """Added to the denominator of the update."""
+    beta1: Probability | None = None
+    """Decay of the mean of gradients; left out: 0.9 (the kinds of adamw, muon). The part of the mean in an update; left
+    out: 0.9 (lion)."""
+    beta2: Probability | None = None
+    """Decay of the mean of squared gradients; left out: 0.999 (the kinds of adamw, muon). Decay of the mean of
+    gradients; left out: 0.99 (lion)."""
+    epsilon: Positive | None = None
+    """Added to the denominator of the update; left out: 1e-8 (the kinds of adamw, muon). Added to squared gradients;
+    left out: 1e-30 (adafactor)."""
+    momentum: Probability | None = None
+    """Decay of the sum of gradients; left out: 0 (sgd). Of the mean of gradients; left out: 0.95 (muon)."""
+    nesterov: bool | None = None
+    """Whether an update looks ahead by the momentum; left out: false (sgd), true (muon)."""
+    scale: Literal["match-adamw", "original"] | None = None
+    """What an update is multiplied by besides the rate: 0.2 * sqrt(the longer side), so that rates of AdamW fit
+    (match-adamw, the default), or sqrt(rows / columns), 1 at the least (muon)."""
     weight_decay: NotNegative = 0.0
-    """Decoupled weight decay."""
+    """Weight decay of matrices, decoupled from the gradient, but for sgd."""
     clip_norm: Annotated[Positive | None, NONE] = 1.0
     """Norm of the whole gradient at the most; `none`: no clipping."""
 
@@ -436,7 +447,7 @@ class JobWords(Section):
     """Number format of gradients between machines. `fp32`: exact. `bf16`: half the bytes, sums rounded to 8 bits.
     `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""
     optimizer: Annotated[OptimizerWords, Shorthand("kind")] = OptimizerWords()
-    """AdamW: its kind, or the keys below."""
+    """What moves the weights: `adamw` and the like, or the keys below."""
     schedule: Annotated[ScheduleWords, Shorthand("kind")] = ScheduleWords()
     """The learning rate over optimizer steps: `cosine` and the like, or the keys below."""
     evaluation: EvaluationWords = EvaluationWords()

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gangline.config.job_model import JobWords
+from gangline.config.job_model import JobWords, OptimizerWords
 from gangline.config.mistakes import KeyPath, absolute, quote, what_is_there, what_was_meant
 from gangline.config.validate import Checked
+from gangline.optimizers import OPTIMIZERS
 from gangline.runs.decode import build
-from gangline.runs.job import StrategyJob
+from gangline.runs.job import OptimizerJob, StrategyJob
 from gangline.runs.step_schedule import part_of
 from gangline.strategies.base import AUTO, Asked, listed, violations
 from gangline.strategies.table import plan_half, strategy_keys
@@ -55,6 +56,13 @@ def asked_of_words(words: JobWords) -> Asked:
         offload=tuple(words.strategy.offload) if "offload" in keys_of(words.strategy.kind) else (),
         replicas=words.strategy.replicas,
     )
+
+
+def resolved_optimizer(words: OptimizerWords) -> dict[str, Any]:
+    """The section `optimizer` with the defaults of its kind."""
+    given = words.model_dump(exclude={"betas"}, exclude_none=True)
+    betas = dict(zip(("beta1", "beta2"), words.betas or (), strict=False))
+    return {**OPTIMIZERS[words.kind].keys, **given, **betas, "clip_norm": words.clip_norm}
 
 
 def resolve_strategy(checked: Checked[JobWords], *, folder: Path) -> StrategyJob:
@@ -253,11 +261,10 @@ class _Reader:
         if kind not in ("AdamW", "Adam"):
             self._refuse("optimizer.type", kind, "AdamW, which is what gangline trains with", 'write "AdamW"')
             return
-        words = self._words.optimizer
-        betas = words.betas or [words.beta1, words.beta2]
+        words = OptimizerJob(**resolved_optimizer(self._words.optimizer))
         ours = {
             "lr": (words.learning_rate, "optimizer.learning_rate"),
-            "betas": (list(betas), "optimizer.betas"),
+            "betas": ([words.beta1, words.beta2], "optimizer.betas"),
             "eps": (words.epsilon, "optimizer.epsilon"),
             "weight_decay": (words.weight_decay, "optimizer.weight_decay"),
             "torch_adam": (True, "torch's AdamW"),

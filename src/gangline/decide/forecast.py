@@ -439,6 +439,7 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
         offloading=job.activation_offloading,
         packed=job.data.packing,
         optimizer=job.optimizer.kind,
+        momentum=job.optimizer.momentum > 0,
         exchange="bf16" if job.exchange == "bf16" and trained == "fp32" else None,
         stack=dataclasses.replace(stack, attention=attention),
     )

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from gangline.optimizers import EIGHT_BITS
 from gangline.planner.activations import HeadBytes, LayerBytes, head_bytes, layer_bytes, residual_width
 from gangline.planner.architecture import Architecture, Layer, lora_parameters
 from gangline.planner.states import (
@@ -37,6 +38,8 @@ from gangline.planner.training import BYTES, PlannedStrategy, Training
 
 
 MIB = 1 << 20
+_COPIES = {"lion": 1, "adafactor": 3, "muon": 2}
+"""Of the largest trained tensor while it is updated: the update, squares, products in 16 bits (worker/update_rules)."""
 UNPACKED_BYTES = 20
 """Per number of one tensor, bitsandbytes on a CPU: gradient, both moments, and denominator and its root, in fp32."""
 
@@ -256,7 +259,11 @@ class Step:
             size = self.share.num_trained(training) // trained_shards(training, self.strategy)
             size *= BYTES[training.parameters]
             yield Term(name="foreach copy", num_bytes=size, source="AdamW's square roots of all trained numbers")
-        if self.in_ram and training.optimizer != "adamw":
+        if training.optimizer in _COPIES:
+            size = _COPIES[training.optimizer] * max(FP32, BYTES[training.parameters])
+            told = "of the largest trained tensor"
+            yield Term(name="its update", num_bytes=size * self.share.largest_trained(training), source=told)
+        if self.in_ram and training.optimizer in EIGHT_BITS:
             size = UNPACKED_BYTES * self.share.largest_trained(training)
             yield Term(name="moments of 8 bits", num_bytes=size, source="unpacked for the largest trained tensor")
         yield from self.strategy.half.update_terms(self)

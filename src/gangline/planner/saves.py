@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangline.planner.candidate import Candidate
-from gangline.planner.states import state_width, trained_shards
+from gangline.planner.states import state_width, trained_shards, whole_share
 from gangline.planner.traffic import Among, Exchange, exchange_s, trained_weights
 from gangline.planner.training import BYTES
 from gangline.runs.checkpoints import minutes_between
@@ -105,7 +105,7 @@ class SaveCost:
 def save_cost(candidate: Candidate, saving: Saving) -> SaveCost:
     """What saving takes where a job runs that way."""
     training = candidate.training
-    width = BYTES[training.parameters] + state_width(training)
+    width = BYTES[training.parameters] + state_width(training, whole_share(candidate.architecture))
     num_bytes = round(width * trained_weights(candidate.architecture, training))
     by_host = saving.by_host and _is_apart(candidate)
     host_bytes = _most_on_a_host(candidate, num_bytes) if by_host else num_bytes

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gangline.catalog.efficiency import FLOOR_S_PER_LAYER, default_efficiency
 from gangline.catalog.gpu_specs import GpuSpec
+from gangline.optimizers import OPTIMIZERS
 from gangline.planner.activations import residual_width
 from gangline.planner.architecture import Architecture, Layer, adapted
 from gangline.planner.traffic import Exchange, Fabric, LinkModel, Traffic, exchange_s, linear_bytes, trained_weights
@@ -120,8 +121,6 @@ def _left_out(layer: Layer, training: Training) -> float:
 WITHOUT_RECOMPUTATION = 0.75
 WIDE_NUMBERS, WIDE_SPREAD = 4.0, 1.0
 """Products in fp32 take so many times as long as in 16 bits: 2 on GeForce, 16 on an A100, and so the interval."""
-OPTIMIZER_BYTES = {"adamw": 7.0, "adamw-8bit": 4.0, "paged-adamw-8bit": 4.0}
-"""Read and written per trained number, in numbers of its format: weight and both states twice, gradient once."""
 HOST_LINK_BYTES_PER_S = 15e9
 """Between a card and its machine's memory: what cards behind PCIe 4.0 x16 pass on through it (catalog/links). Copies
 alone may be faster; NOT VERIFIED for them, nor known by machine. What the processor takes to update is not counted."""
@@ -248,7 +247,7 @@ def uncalibrated(
         floor_s=max(
             launches_s * (1 if training.checkpointing else WITHOUT_RECOMPUTATION), passes * weights / bytes_per_s
         ),
-        optimizer_s=optimizer * OPTIMIZER_BYTES[training.optimizer] / bytes_per_s,
+        optimizer_s=optimizer * OPTIMIZERS[training.optimizer].moved / bytes_per_s,
         backward_share=whole.backward_share,
         source="estimated from data sheets",
         spread=max(likely / low, high / likely) - 1 + (WIDE_SPREAD if wide else 0),

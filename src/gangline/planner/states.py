@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from gangline.optimizers import EIGHT_BITS
 from gangline.planner.architecture import Architecture, Layer, adapted, layer_adapters
 from gangline.planner.training import BYTES, PlannedStrategy, Training
 from gangline.runs.formulas import padded, shard_dimension
@@ -237,7 +238,7 @@ def optimizer_bytes(share: Share, training: Training, strategy: PlannedStrategy,
         return DISK_BUFFERS * FP32 * min(DISK_GROUP, _ceil(numbers, parts))
     master = stored if strategy.half.sharded_by == "deepspeed" else 0
     paged = 0 if in_ram or training.optimizer != "paged-adamw-8bit" else share.num_paged(training)
-    return _ceil(int((numbers - paged) * state_width(training) + numbers * master), parts)
+    return _ceil(int((numbers - paged) * state_width(training, share) + numbers * master), parts)
 
 
 def disk_bytes(share: Share, training: Training, strategy: PlannedStrategy) -> int:
@@ -254,9 +255,27 @@ def offloaded_bytes(share: Share, training: Training, strategy: PlannedStrategy)
     )
 
 
-def state_width(training: Training) -> float:
-    """Bytes of the optimizer's states for each trained number, wherever they lie."""
-    return 2 * BYTES[training.parameters] if training.optimizer == "adamw" else ADAM8_BYTES
+def state_width(training: Training, share: Share) -> float:
+    """Bytes of the optimizer's states for each trained number of a share, on average, wherever they lie."""
+    kind, width = training.optimizer, BYTES[training.parameters]
+    if kind in EIGHT_BITS:
+        return ADAM8_BYTES
+    if kind == "adafactor":
+        return max(FP32, width) * _rows_and_columns(share, training) / max(1, share.num_trained(training))
+    if kind == "muon":  # one mean of a matrix, two moments of what AdamW moves
+        others = share.num_vectors + share.num_tables if training.method == "full" else 0
+        return width * (1 + others / max(1, share.num_trained(training)))
+    return width * {"adamw": 2, "lion": 1, "sgd": int(training.momentum)}[kind]
+
+
+def _rows_and_columns(share: Share, training: Training) -> float:
+    """Numbers that Adafactor keeps: one for each row and column of a matrix, and one for each number of a vector."""
+    model = share.architecture
+    if training.method != "full":  # a row or a column of an adapter has as many numbers as its rank
+        return share.num_adapters(training) / training.rank + 2 * training.rank * model.num_layers
+    columns = sum(layer.count * each.inputs * each.number for layer in share.layers for each in layer.linears)
+    tables = share.num_tables // model.hidden + model.hidden
+    return share.num_vectors + share.num_rows + columns + tables + 2 * share.num_experts / model.hidden
 
 
 def _ceil(number: int, parts: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gangline.optimizers import OptimizerKind
 from gangline.strategies.base import PlanHalf
 from gangline.strategies.table import plan_half
 
@@ -12,7 +13,6 @@ Number = Literal["bf16", "fp16", "fp32", "fp64"]
 BYTES: dict[Number, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 Method = Literal["full", "lora", "qlora"]
 Bits = Literal[4, 8]
-OptimizerKind = Literal["adamw", "adamw-8bit", "paged-adamw-8bit"]
 Payload = Literal["int8", "bf16", "fp32"]
 RecomputedPart = Literal["norm", "rope", "mlp", "activation"]
 
@@ -120,6 +120,8 @@ class Training:
     double_quant: bool = True
     """Whether scales of 4-bit weights are quantised again (qlora)."""
     optimizer: OptimizerKind = "adamw"
+    momentum: bool = False
+    """Whether there is any (sgd)."""
     exchange: Number | None = None
     """What gradients travel as between ranks (ddp); None: as they are."""
     stack: SoftwareStack = GANGLINE

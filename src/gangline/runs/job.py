@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gangline.optimizers import OptimizerKind
 from gangline.runs.record_versions import Record
 from gangline.strategies.base import AUTO
 
@@ -83,16 +84,20 @@ class DataJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerJob:
-    """AdamW and its numbers."""
+    """What moves the trained weights. Which keys are for which kind: `optimizers.OPTIMIZERS`."""
 
-    kind: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = "adamw"
-    """adamw: two moments in the format of the trained weights. adamw-8bit: moments of 8 bits, by bitsandbytes; paged:
-    they leave the GPU while it has no room for them."""
+    kind: OptimizerKind = "adamw"
+    """adamw-8bit: moments of 8 bits, by bitsandbytes; paged: they leave the GPU while it has no room for them."""
     learning_rate: float = 2e-4
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    momentum: float = 0.0
+    nesterov: bool = False
+    scale: Literal["match-adamw", "original"] = "match-adamw"
+    """muon: what the update of a matrix is multiplied by besides the rate; see `worker.optimizer.Muon`."""
     weight_decay: float = 0.0
+    """Of matrices; decoupled from the gradient, but for sgd."""
     clip_norm: float | None = 1.0
     """Global gradient norm at the most; None: no clipping."""
 

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from gangline.optimizers import EIGHT_BITS, OPTIMIZERS, WHOLE
+
 if TYPE_CHECKING:
     from gangline.planner.architecture import Architecture
     from gangline.planner.candidate import Scenario
@@ -35,15 +37,13 @@ AUTO = "auto"
 METHODS = ("full", "lora", "qlora")
 ADAPTERS = ("lora", "qlora")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
-EIGHT_BITS = ("adamw-8bit", "paged-adamw-8bit")
-OPTIMIZERS = ("adamw", *EIGHT_BITS)
 FULL = (("method.kind", ("full",)),)
 """A condition of `Limit`: every weight is trained."""
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "method.kind": METHODS,
     "precision.compute": PRECISIONS,
     "precision.parameters": ("fp32", "compute"),
-    "optimizer.kind": OPTIMIZERS,
+    "optimizer.kind": tuple(OPTIMIZERS),
     "exchange": ("fp32", "bf16"),
     "activation_offloading": (False, True),
 }
@@ -80,6 +80,18 @@ NO_EIGHT_BITS = Limit(
     key="optimizer.kind",
     refused=EIGHT_BITS,
     why="a block of 256 numbers with one scale would lie on two ranks",
+    fix="write `kind: adamw`, or `strategy: ddp`",
+)
+NO_WHOLE_MATRICES = Limit(
+    key="optimizer.kind",
+    refused=WHOLE,
+    why="it computes with whole matrices, of which every rank would have a part",
+    fix="write `kind: adamw`, `kind: lion` or `kind: sgd`, or `strategy: ddp` or `strategy: pipeline`",
+)
+ADAMW_ONLY = Limit(
+    key="optimizer.kind",
+    refused=tuple(kind for kind in OPTIMIZERS if kind != "adamw"),
+    why="",  # each strategy has its own
     fix="write `kind: adamw`, or `strategy: ddp`",
 )
 NO_ACTIVATION_OFFLOADING = Limit(
@@ -228,10 +240,16 @@ def _violation(half: PlanHalf | None, limit: Limit, values: Mapping[str, Any]) -
         key=limit.key,
         what=" and ".join([name, *conditions]),
         seen=f"{own} with {beside}",
-        expected=f"{listed(limit.allowed)}: {limit.why}",
+        expected=f"{listed(_trained(half, limit, values))}: {limit.why}",
         fix=limit.fix,
         reads=(*(("strategy.kind",) if kinds else ()), *(key for key, _ in limit.when)),
     )
+
+
+def _trained(half: PlanHalf | None, limit: Limit, values: Mapping[str, Any]) -> Sequence[Any]:
+    """The other values of the key, without those that another limit refuses."""
+    own = Capabilities() if half is None else half.capabilities
+    return [each for each in limit.allowed if own.supports(limit.key, value=each, given=values)]
 
 
 def _written(key: str, values: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gangline.strategies.base import METHODS, OPTIMIZERS, PRECISIONS, PlanHalf, listed
+from gangline.optimizers import OPTIMIZERS
+from gangline.strategies.base import METHODS, PRECISIONS, PlanHalf, listed
 from gangline.strategies.table import ALONE, STRATEGIES, plan_half
 
 HEAD = """\
@@ -46,7 +47,7 @@ def _trains(half: PlanHalf) -> Iterator[str]:
     own = half.capabilities
     yield _values(half, "method.kind", METHODS)
     yield _values(half, "precision.compute", PRECISIONS)
-    yield _values(half, "optimizer.kind", OPTIMIZERS)
+    yield _values(half, "optimizer.kind", tuple(OPTIMIZERS))
     yield "yes" if own.supports("activation_offloading", value=True, given={}) else "no"
     ways = [f"{' with '.join(parts)} ({_methods(methods)})" for methods, parts in own.offload]
     yield "; ".join(ways) or "none"

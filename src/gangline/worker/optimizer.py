@@ -1,6 +1,6 @@
-"""AdamW in 32 or 8 bits, its state by parameter name, and the gradient norm.
+"""What moves the trained weights, its state by parameter name, and the gradient norm.
 
-With 8 bits (bitsandbytes) the two moments
+Under AdamW with 8 bits (bitsandbytes) the two moments
 take 2 bytes for each trained number in place of 8: 256 numbers share a scale in fp32. A tensor of fewer than 4,096
 numbers keeps its moments in fp32; that is bitsandbytes' own rule. A GPU's driver moves paged moments to the machine's
 memory while the GPU has no room; on a CPU they are as any others.
@@ -21,23 +21,69 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from gangline.runs.job import OptimizerJob
-from gangline.worker.model import trainable
+from gangline.worker.model import base_of, trainable
 from gangline.worker.quantised import require_library
+from gangline.worker.update_rules import Adafactor, Lion, Muon, Together, is_matrix
 
 
 def make_optimizer(model: nn.Module, job: OptimizerJob) -> torch.optim.Optimizer:
-    """The job's kind of AdamW over the trainable weights; no weight decay on vectors (norms, biases).
+    """The job's kind of optimizer over the trainable weights; no weight decay on vectors (norms, biases).
 
     The state is made at once, so that a checkpoint can be loaded into it and the first step needs no more memory
     than the others. Raises ModelError as `make_adam8` does.
     """
     parameters = list(trainable(model).values())
-    if job.kind != "adamw":
-        return make_adam8(_groups(parameters, job), job)
+    if job.kind == "muon":
+        return _muon(model, parameters, job)
+    if job.kind == "adamw":
+        return _ready_adamw(parameters, job)
+    groups = _groups(parameters, job)
+    if job.kind == "sgd":
+        return _sgd(groups, job)
+    if job.kind == "lion":
+        return Lion(groups, rate=job.learning_rate, betas=(job.beta1, job.beta2))
+    if job.kind == "adafactor":
+        return Adafactor(groups, rate=job.learning_rate, epsilon=job.epsilon)
+    return make_adam8(groups, job)
+
+
+def _ready_adamw(parameters: Sequence[nn.Parameter], job: OptimizerJob) -> torch.optim.AdamW:
     optimizer = adamw(parameters, job)
     for parameter in parameters:
         optimizer.state[parameter] = empty_state(parameter, fused=bool(optimizer.defaults["fused"]))
     return optimizer
+
+
+def _sgd(groups: Sequence[dict[str, Any]], job: OptimizerJob) -> torch.optim.SGD:
+    """torch's; weight after weight, for all at once it would copy all gradients where there is a weight decay."""
+    optimizer = torch.optim.SGD(
+        list(groups), lr=job.learning_rate, momentum=job.momentum, nesterov=job.nesterov, foreach=False
+    )
+    for group in groups if job.momentum else ():
+        for parameter in group["params"]:
+            # its first step would begin with the gradient, which is what a sum of nothing becomes, too
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def _muon(model: nn.Module, parameters: Sequence[nn.Parameter], job: OptimizerJob) -> torch.optim.Optimizer:
+    """Muon for the matrices of layers; AdamW for tables, the output head and vectors, as its authors have it."""
+    core: Any = base_of(model)
+    ends = [core.get_input_embeddings(), core.get_output_embeddings()]
+    ends += [module for module in core.modules() if isinstance(module, nn.Embedding)]
+    around = {id(parameter) for module in ends if module is not None for parameter in module.parameters()}
+    matrices = [each for each in parameters if is_matrix(each) and id(each) not in around]
+    chosen = set(map(id, matrices))
+    others = [each for each in parameters if id(each) not in chosen]
+    parts: list[torch.optim.Optimizer] = []
+    if matrices:
+        groups = _groups(matrices, job)
+        parts.append(
+            Muon(groups, rate=job.learning_rate, momentum=job.momentum, nesterov=job.nesterov, scale=job.scale)
+        )
+    if others:
+        parts.append(_ready_adamw(others, job))
+    return Together(*parts)
 
 
 def adamw(parameters: Sequence[nn.Parameter], job: OptimizerJob) -> torch.optim.AdamW:

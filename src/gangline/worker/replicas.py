@@ -18,8 +18,8 @@ Under local-sgd every rank applies the very same bits at the end of a round (str
 there bits are compared among all.
 
 Under 8-bit AdamW a rounding that differs may move a moment to the next of its 256 values, and so a weight by far more
-than a unit in the last place: there bits are compared among ranks of one kind, and of others it is only seen whether
-all have numbers in the same places.
+than a unit in the last place; under Lion it may change a sign, and Muon rounds to 16 bits within an update. There bits
+are compared among ranks of one kind, and of others it is only seen whether all have numbers in the same places.
 
 Weights that are in parts (fsdp under full fine-tuning) are nobody's replica, and not compared.
 
@@ -42,6 +42,7 @@ import torch
 import torch.distributed as dist
 
 from gangline.errors import BadState
+from gangline.optimizers import EIGHT_BITS, OPTIMIZERS
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.run_io import RunIO
@@ -128,18 +129,22 @@ class Replicas:
         return far
 
     @property
-    def _has_eight_bits(self) -> bool:
-        return self._session.job.optimizer.kind != "adamw"
+    def _is_smooth(self) -> bool:
+        return OPTIMIZERS[self._session.job.optimizer.kind].smooth
 
     def _library(self) -> str:
         """What else decides how an update rounds."""
-        return f"; bitsandbytes {importlib.metadata.version('bitsandbytes')}" if self._has_eight_bits else ""
+        return (
+            f"; bitsandbytes {importlib.metadata.version('bitsandbytes')}"
+            if self._session.job.optimizer.kind in EIGHT_BITS
+            else ""
+        )
 
     def _far(self, step: int) -> Suspicion | None:
         own = sketch(self._parameters)
         sketches = [torch.empty_like(own) for _ in range(self._world.size)]
         dist.all_gather(sketches, own)
-        return outliers(torch.stack(sketches), num_steps=None if self._has_eight_bits else step)
+        return outliers(torch.stack(sketches), num_steps=step if self._is_smooth else None)
 
     def _accuse(self, suspicion: Suspicion, step: int) -> None:
         ranks, gang = suspicion.ranks, self._world.gang

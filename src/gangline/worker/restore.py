@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 
 from gangline.errors import CheckpointError
+from gangline.optimizers import kind_of_states
 from gangline.runs.manifest import PART_FILE, CheckpointPart, digest_of, verify_part
 from gangline.worker import compat
 from gangline.worker.buckets import named_buckets, receive_json, receive_tensors, send_json, send_tensors
@@ -244,14 +245,9 @@ def _compare(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metada
         )
 
 
-_OPTIMIZER_BY_STATE = {"exp_avg": "adamw", "state1": "adamw-8bit or paged-adamw-8bit"}
-"""Which `optimizer.kind` has a state of that name; paged states are the same numbers in another place."""
-
-
 def _optimizer_of(names: Iterable[str]) -> str:
     """In the words of a job; empty where there is none that is known."""
-    states = (name.rpartition(".")[2] for name in names if name.startswith("optimizer."))
-    return next((_OPTIMIZER_BY_STATE[state] for state in states if state in _OPTIMIZER_BY_STATE), "")
+    return kind_of_states(frozenset(name.rpartition(".")[2] for name in names if name.startswith("optimizer.")))
 
 
 def _compare_optimizers(folder: Path, saved: str, wanted: str) -> None:

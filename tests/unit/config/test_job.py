@@ -110,6 +110,7 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
     allowed = {
         "data.train.split",
         "data.evaluation_fraction",
+        *(f"optimizer.{key}" for key in ("momentum", "nesterov", "scale")),
         *(f"schedule.{key}" for key in ("warmup_ratio", "decay_steps", "decay_ratio", "decay", "cycles", "power")),
         "schedule.timescale",
         "evaluation.every_epochs",
@@ -170,6 +171,35 @@ def test_every_kind_of_schedule_has_its_own_keys(folder):
     said = refused(folder, MINIMAL, *wsd, "steps=30", "schedule.warmup_steps=11")
     assert "a warm-up of 11 steps and a decay of 20 in 30" in said
     assert load(folder, MINIMAL, *wsd, "steps=31", "schedule.warmup_steps=11")
+
+
+def test_every_optimizer_has_its_own_keys_and_defaults(folder):
+    def numbers(*words):
+        return load(folder, MINIMAL, *words).optimizer
+
+    assert numbers("optimizer=adafactor") == OptimizerJob(kind="adafactor", epsilon=1e-30)
+    assert numbers("optimizer=lion") == OptimizerJob(kind="lion", beta1=0.9, beta2=0.99)
+    assert numbers("optimizer.kind=lion", "optimizer.betas=[0.95, 0.98]").beta2 == 0.98
+    assert numbers("optimizer=muon") == OptimizerJob(kind="muon", momentum=0.95, nesterov=True)
+    assert numbers("optimizer.kind=muon", "optimizer.nesterov=false", "optimizer.scale=original") == OptimizerJob(
+        kind="muon", momentum=0.95, scale="original"
+    )
+    assert numbers("optimizer.kind=sgd", "optimizer.momentum=0.9", "optimizer.clip_norm=none") == OptimizerJob(
+        kind="sgd", momentum=0.9, clip_norm=None
+    )
+    assert numbers("optimizer.beta2=0.95") == OptimizerJob(beta2=0.95)
+    for kind, key in (("adamw", "momentum=0.9"), ("sgd", "betas=[0.9, 0.95]"), ("lion", "epsilon=1e-8")):
+        said = refused(folder, MINIMAL, f"optimizer.kind={kind}", f"optimizer.{key}")
+        assert f"optimizer.{key.partition('=')[0]}" in said
+        assert f"with kind: {kind}" in said
+    assert "nesterov without a momentum" in refused(folder, MINIMAL, "optimizer.kind=sgd", "optimizer.nesterov=true")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "tp", "zero-2", "local-sgd"])
+def test_an_optimizer_that_a_strategy_does_not_do_exactly_is_refused_beside_it(folder, strategy):
+    said = refused(folder, MINIMAL, f"strategy={strategy}", "optimizer=muon", "method=full")
+    assert f"optimizer: muon with strategy: {strategy}" in said
+    assert "write `kind: adamw`" in said
 
 
 def test_early_stopping_needs_losses_to_compare(folder):
@@ -267,7 +297,7 @@ def test_moments_may_have_8_bits_where_weights_are_whole_and_gradients_are_excha
     [
         ("strategy=fsdp", "strategy: fsdp and method: full"),
         ("strategy=hsdp", "strategy: hsdp and method: full"),
-        ("strategy=local-sgd", "exchanged in every step"),
+        ("strategy=local-sgd", "hosts move apart by AdamW"),
         ("precision=fp64", "fp64 products pointless"),
     ],
 )

@@ -89,6 +89,25 @@ def test_paged_states_count_nothing_and_eight_bit_ones_a_quarter():
     assert eight == pytest.approx(full * 2.03 / 8, rel=0.01)
 
 
+def test_every_optimizer_counts_the_states_that_it_keeps():
+    """Of Llama-2-7B, in fp32: 6,738 million numbers, of which 262 million in tables and 0.3 million in vectors."""
+
+    def states(**words):
+        return term(need(method="full", **words), "optimizer") / (4 * LLAMA.num_parameters)
+
+    assert states(optimizer="adamw") == 2
+    assert states(optimizer="lion") == states(optimizer="sgd", momentum=True) == 1
+    assert states(optimizer="sgd") == 0
+    assert states(optimizer="muon") == pytest.approx(1 + 2 * 32_000 * 4_096 / LLAMA.num_parameters, rel=1e-3)
+    rows_and_columns = 32 * (8 * 4_096 + 3 * (4_096 + 11_008))  # four square matrices and three others in each layer
+    tables = 2 * (32_000 + 4_096)
+    expected = (rows_and_columns + tables + 266_240) / LLAMA.num_parameters
+    assert states(optimizer="adafactor") == pytest.approx(expected, rel=0.01)
+    adapters = term(need(optimizer="muon"), "optimizer")
+    assert adapters == term(need(optimizer="lion"), "optimizer") == term(need(), "optimizer") // 2
+    assert 0 < term(need(optimizer="adafactor"), "optimizer") < adapters / 10
+
+
 def test_only_states_of_large_tensors_are_paged():
     """Adapters of q and v of Llama-2-7B: matrices of 65,536 numbers at rank 16, and of 131,072 at rank 32."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.optimizers import OPTIMIZERS
 from gangline.strategies.base import AUTO, METHODS, Asked, Machines, violations
 from gangline.strategies.reference import page
 from gangline.strategies.table import STRATEGIES, plan_half
@@ -52,6 +53,28 @@ def test_a_violation_says_what_is_trained_instead():
     assert (found.key, found.reads) == ("method.kind", ("strategy.kind",))
     assert found.expected.startswith("full or lora: ")
     assert "strategy: fsdp" in found.fix
+
+
+def test_whole_matrices_are_wanted_where_they_are_cut_and_refused():
+    muon = dataclasses.replace(FULL, optimizer="muon")
+    for kind in ("single", "ddp", "pipeline"):
+        assert whats(kind, muon) == []
+    for kind in ("fsdp", "hsdp"):
+        assert whats(kind, muon) == [f"{kind} with optimizer: muon and method: full"]
+        assert whats(kind, dataclasses.replace(muon, method="lora")) == []
+    (found,) = violations(plan_half("tp"), dataclasses.replace(LORA, optimizer="adafactor"))
+    assert found.expected.startswith("adamw, sgd or lion: it computes with whole matrices")
+    for kind in ("zero-1", "zero-2", "zero-3", "local-sgd"):
+        for optimizer in set(OPTIMIZERS) - {"adamw"}:
+            assert whats(kind, dataclasses.replace(FULL, optimizer=optimizer)) == [
+                f"{kind} with optimizer: {optimizer}"
+            ]
+
+
+def test_number_by_number_everything_but_deepspeed_and_rounds_is_exact():
+    for kind in ("single", "ddp", "fsdp", "hsdp", "tp", "pipeline"):
+        for optimizer in ("sgd", "lion"):
+            assert whats(kind, dataclasses.replace(FULL, optimizer=optimizer)) == []
 
 
 def test_without_a_strategy_only_the_limits_of_all_count():

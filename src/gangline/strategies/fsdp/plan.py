@@ -20,7 +20,15 @@ from gangline.planner.architecture import Layer, layer_adapters
 from gangline.planner.states import padded_experts
 from gangline.planner.traffic import Exchange, Hides, TrafficQuery, linear_bytes, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy, Training
-from gangline.strategies.base import ADAPTERS, FULL, NO_EIGHT_BITS, NO_FP16, Capabilities, PlanHalf
+from gangline.strategies.base import (
+    ADAPTERS,
+    FULL,
+    NO_EIGHT_BITS,
+    NO_FP16,
+    NO_WHOLE_MATRICES,
+    Capabilities,
+    PlanHalf,
+)
 
 if TYPE_CHECKING:
     from gangline.planner.candidate import Scenario
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
 LIMITS = (
     replace(NO_FP16, when=FULL),
     replace(NO_EIGHT_BITS, when=FULL, fix="write `kind: adamw`, or `strategy: ddp`, or `method: lora`"),
+    replace(NO_WHOLE_MATRICES, when=FULL),
 )
 OFFLOAD = ((("full",), ("optimizer", "parameters")), (ADAPTERS, ("parameters",)))
 

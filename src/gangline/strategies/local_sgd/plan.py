@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gangline.planner.states import FP32, Term
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
-from gangline.strategies.base import ADAPTERS, NO_EIGHT_BITS, Capabilities, Limit, PlanHalf
+from gangline.strategies.base import ADAMW_ONLY, ADAPTERS, Capabilities, Limit, PlanHalf
 from gangline.strategies.ddp.plan import gradients
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class LocalSgdPlan(PlanHalf):
                 "mean of products",
                 fix="write `strategy: ddp`, or `method: full`",
             ),
-            replace(NO_EIGHT_BITS, why="moments of 8 bits are for gradients that are exchanged in every step"),
+            replace(ADAMW_ONLY, why="hosts move apart by AdamW, for which the outer step was published"),
             Limit(
                 key="exchange",
                 refused=("bf16",),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from gangline.planner.states import Term
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
-from gangline.strategies.base import METHODS, NO_ACTIVATION_OFFLOADING, NO_EIGHT_BITS, Capabilities, Limit, PlanHalf
+from gangline.strategies.base import ADAMW_ONLY, METHODS, NO_ACTIVATION_OFFLOADING, Capabilities, Limit, PlanHalf
 from gangline.strategies.fsdp.plan import sharded_s, sharded_traffic
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ LIMITS = (
         why="its optimizer moves weights in fp32",
         fix="delete precision.parameters",
     ),
-    replace(NO_EIGHT_BITS, why="states that lie in parts are those of torch's AdamW"),
+    replace(ADAMW_ONLY, why="states that lie in parts are those of torch's AdamW"),
     NO_ACTIVATION_OFFLOADING,
 )
 

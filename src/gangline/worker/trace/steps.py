@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gangline.errors import ModelError, error_summary
+from gangline.optimizers import EIGHT_BITS
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import Job
 from gangline.worker import compat
@@ -477,7 +478,7 @@ def build_session(model: nn.Module, job: Job, precision: Precision, *, order: Tr
 @contextmanager
 def _maps_by_shape(job: Job) -> Iterator[None]:
     """For bitsandbytes, which computes what each of 256 codes stands for from numbers; fake tensors have none."""
-    if job.optimizer.kind == "adamw":
+    if job.optimizer.kind not in EIGHT_BITS:
         yield
         return
     require_library(f"optimizer.kind: {job.optimizer.kind}")
