@@ -34,6 +34,7 @@ ANSWERS = {
     "listen": "netprobe.listen:listen",
     "place": "provision.put:place",
     "reach": "netprobe.reach:ask_all",
+    "room": "supervise.room:room",
     "send": "provision.send:send",
     "shared": "host_facts.paths:shared",
     "stacks": "supervise.stacks:stacks_by_rank",

@@ -271,6 +271,22 @@ class RankSilence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostTrouble:
+    """What is wrong with a file system of a host, as its agent sees it."""
+
+    point: str
+    """Where it is mounted."""
+    kind: str
+    """full, inodes (no more files can be made), or silent."""
+    words: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Two reports with the same one are about the same."""
+        return self.point, self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
     """The status of one host's part of the gang."""
 
@@ -299,6 +315,8 @@ class HostStatus:
     """The progress of the start; None: not reported."""
     silence: tuple[RankSilence, ...] = ()
     """Ranks of the user's own program."""
+    troubles: tuple[HostTrouble, ...] = ()
+    """Of the file systems that it needs."""
     why: str = ""
     """unreachable: the attempt and its error."""
     since: float | None = None

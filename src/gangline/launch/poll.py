@@ -17,6 +17,7 @@ from gangline.inventory.pairs import CLAIMS_FOLDER, HOLD_S, RENDEZVOUS_PORTS
 from gangline.launch.backend import (
     HostRequest,
     HostStatus,
+    HostTrouble,
     LaunchRequest,
     RankSigns,
     RankSilence,
@@ -28,13 +29,14 @@ from gangline.runs.decode import build, known_part
 from gangline.runs.layout import AGENT_NAMES
 from gangline.runs.old_format import old_names
 from gangline.runs.state import parse_stat
-from gangline.transport.ssh_options import understood, whole
+from gangline.transport.ssh_options import printable, understood, whole
 from gangline.transport.transport import AGENT, Transport
 
 AT_ONCE = 32
 PATIENCE_S = 5.0
 """How long a host that answered the last time may take before it counts as unreachable."""
 LINE_LETTERS = 200
+MOST_TROUBLES = 16
 RANK_PID = re.compile(r"rank-\d+\.pid")
 ENDPOINT = re.compile(r"\S{1,64}:\d{1,5}")
 
@@ -168,7 +170,21 @@ def _running(part: HostRequest, said: Mapping[str, Any]) -> HostStatus:
         epoch=_count(said.get("epoch")),
         signs=_signs(said["start"]) if "start" in said else None,
         silence=tuple(_silence(part, rank, row) for rank, row in said.get("silence", {}).items()),
+        troubles=read_troubles(said.get("troubles", [])),
     )
+
+
+def read_troubles(rows: Any) -> tuple[HostTrouble, ...]:
+    """What a host says of its file systems; raises TypeError, DecodeError."""
+    if not isinstance(rows, list):
+        raise TypeError(f"troubles: expected a list, found {type(rows).__name__}")
+    return tuple(_trouble(row) for row in rows[:MOST_TROUBLES])
+
+
+def _trouble(row: Any) -> HostTrouble:
+    found = build(HostTrouble, known_part(HostTrouble, row))
+    texts = {name: printable(getattr(found, name))[:LINE_LETTERS] for name in ("point", "kind", "words")}
+    return replace(found, **texts)
 
 
 def _failure(said: Mapping[str, Any]) -> dict[str, Any]:

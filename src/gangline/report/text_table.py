@@ -182,6 +182,7 @@ _NAMES = {
     "started": "gang started",
     "straggler": "slow",
     "straggler-over": "no longer slow",
+    "trouble-over": "trouble over",
 }
 """Event -> its words on the screen, where they differ from its name; "": none."""
 
@@ -194,6 +195,8 @@ _PARTS = {
     "returned": ("seconds",),
     "straggler": ("step", "what"),
     "straggler-over": ("step", "what"),
+    "trouble": ("what",),
+    "trouble-over": ("what",),
 }
 """The shown parts of an event, where they are not `_DETAILS`: `what` may name host, rank and step already."""
 

@@ -18,6 +18,7 @@ from gangline.supervise.gang_control import PollIntervals
 from gangline.supervise.hang import Hang
 from gangline.supervise.liveness import Event, Liveness
 from gangline.supervise.startup import StartFollower
+from gangline.supervise.trouble import FROZEN_S, HostTroubles
 from gangline.transport.ssh_options import NONSENSE
 from gangline.transport.transport import AGENT, Transport
 from gangline.units import MOST_NAMED, format_duration, listed_ranks
@@ -357,6 +358,7 @@ class GangView:
         is_quiet: bool,
     ) -> None:
         self.liveness = Liveness(notice_s=pace.notice_s, stall_s=pace.stall_s)
+        self.troubles = HostTroubles(request, transports)
         self.start = StartFollower(request, cluster, transports, limits=pace.start)
         self.step: int | None = None
         """The last completed step that was seen."""
@@ -377,6 +379,7 @@ class GangView:
     def note(self, statuses: Statuses, *, ordered: bool) -> list[Event]:
         """Take in the statuses; new events. ordered: ranks were ordered to exit, so silence is no fault."""
         events = [*self.liveness.note(statuses), *self.start.note(statuses)]
+        events += self.troubles.note(statuses, frozen=self.liveness.frozen(statuses, FROZEN_S))
         if ordered:
             return events
         self.step = max(_completed(statuses), default=self.step)

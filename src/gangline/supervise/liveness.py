@@ -90,6 +90,11 @@ class Liveness:
         _, since = self._beats[status.host]
         return since if since is not None and self._clock() - since >= frozen_s else None
 
+    def frozen(self, statuses: Sequence[HostStatus], frozen_s: float) -> set[str]:
+        """Hosts that answer, and whose host agents have reported nothing new for so long."""
+        running = [status for status in statuses if status.phase == "running"]
+        return {status.host for status in running if self.unknown_since(status, frozen_s=frozen_s) is not None}
+
     def as_evidence(self, error: Mapping[str, Any]) -> dict[str, Any]:
         """The same error (`GanglineError.to_json`), which also names the host agents that do not respond."""
         rows = [

@@ -508,7 +508,9 @@ class Supervisor:
             seen=self._failing,
             explain=self._out_of_memory,
         )
-        return self.followed.liveness.as_evidence(error) if error else None
+        if error is None:
+            return None
+        return self.followed.troubles.as_evidence(self.followed.liveness.as_evidence(error))
 
     def _out_of_memory(self, failure: Failure) -> RunFailed | None:
         """The out-of-memory error of a rank, with the forecast of the plan; None: it ended otherwise."""

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from gangline.agent import host_files
 from gangline.agent.host_files import DISK_S, read_record, size_bytes, stamped, write_record
-from gangline.agent.supervise import processes
+from gangline.agent.supervise import processes, room
 from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.ranks import Ranks, Signs, Silence, reported_exits, tail
 from gangline.agent.supervise.warm_pool import PreforkedProcesses
@@ -243,6 +243,7 @@ class HostPart:
         kills.begin()
         self._signs = Signs(request, self.ranks)
         self._silence = Silence(request, self.ranks)
+        self._room = room.RoomWatch(room.folders_of(request, room.mounts()))
         self._failures: List[Dict[str, Any]] = []
         self._slots: List[str] = []
         self._started = time.monotonic()
@@ -270,6 +271,7 @@ class HostPart:
         if self._status.is_due():
             self._signs.look(launcher)
             self._silence.look()
+            self._room.look()
             self._expire()
         self._status.update(self._facts())
 
@@ -337,7 +339,9 @@ class HostPart:
 
     def _facts(self) -> Dict[str, Any]:
         facts = {"epoch": self.orders.epoch, "order": self.leaving.order, "failures": self._failures}
-        return dict(facts, start=self._signs.seen, silence=self._silence.seen, leases=self._slots)
+        troubles = [trouble.row() for trouble in self._room.troubles]
+        seen = {"start": self._signs.seen, "silence": self._silence.seen, "troubles": troubles}
+        return dict(facts, leases=self._slots, **seen)
 
     def _expire(self) -> None:
         """Nobody may be there to see it: ranks that do not join are ended by their host agent, too. Their time begins
