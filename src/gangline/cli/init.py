@@ -26,6 +26,9 @@ def command(  # noqa: PLR0913  (options of a command line)
     force: Annotated[bool, typer.Option("--force", help="replace the file; leave out hosts that fail")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the file and write nothing")] = False,
     pin: Annotated[Path | None, option("read the host keys of this cluster file again", "CLUSTER")] = None,
+    add: Annotated[
+        bool, typer.Option("--add", help="put HOST into the file that is there; nothing else in it changes")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Look at hosts over SSH and write cluster.yaml. Shows host keys before it trusts them; installs nothing.
@@ -35,16 +38,25 @@ def command(  # noqa: PLR0913  (options of a command line)
     # the words of a cluster file cost 0.2 s, which --help does not pay
     from gangline.config.load import DEFAULT
     from gangline.context import default_home
+    from gangline.init.add import Added, AddQuestion
+    from gangline.init.add import add as add_to
     from gangline.init.describe import Described, InitQuestion, init
     from gangline.init.pin import Pinned
     from gangline.init.pin import pin as pin_again
 
     console = Terminal()
-    done: Described | Pinned
+    done: Described | Pinned | Added
     if pin is not None:
-        if hosts or hostfile or output or name or force:
+        if hosts or hostfile or output or name or force or add:
             raise UsageError("--pin only updates the host keys of a file", fix=f"gangline init --pin {pin}")
         done = pin_again(pin, home=default_home(), yes=yes, dry_run=dry_run, console=console)
+    elif add:
+        if hostfile or name or not hosts:
+            raise UsageError("--add puts named hosts into a file", fix="gangline init --add pc4 [-o cluster.yaml]")
+        question = AddQuestion(
+            path=output or Path(DEFAULT), home=default_home(), names=tuple(hosts), yes=yes, force=force, dry_run=dry_run
+        )
+        done = add_to(question, console=console)
     else:
         asked = InitQuestion(
             home=default_home(),

@@ -311,6 +311,45 @@ def pin_keys(text: str, source: str, keys: Mapping[str, str]) -> str:
     return pinned
 
 
+def insert_hosts(text: str, source: str, hosts: Sequence[Iterable[str]]) -> str:
+    """The text of a cluster file with more hosts behind its last one, each as its lines; all else stays as it is.
+
+    Raises SpecError where the list of hosts is written in brackets, or is none.
+    """
+    items = list(_hosts(text))
+    written = [[*lines] for lines in hosts]
+    last = items[-1] if items else None
+    dash = -1 if last is None else text.rfind("-", 0, last.start_mark.index)
+    begin = text.rfind("\n", 0, max(dash, 0)) + 1
+    if dash < 0 or text[begin:dash].strip() or text[dash + 1 : last.start_mark.index].strip():  # type: ignore[union-attr]
+        flow = "; ".join(f"  - {{{', '.join(line.partition('  # ')[0] for line in lines)}}}" for lines in written)
+        raise SpecError(
+            f"{source}: hosts cannot be put in",
+            seen="expected the hosts below each other, each behind a dash",
+            fix=f"write them by hand: {flow}",
+        )
+    assert last is not None
+    indent, newline = text[begin:dash], "\r\n" if "\r\n" in text else "\n"
+    inner = " " * (last.start_mark.index - dash - 1)
+    rows = [
+        f"{indent}-{inner}{line}" if number == 0 else f"{indent} {inner}{line}"
+        for lines in written
+        for number, line in enumerate(lines)
+    ]
+    place = _end_of(text, last)
+    before = text[:place] if text[:place].endswith("\n") else text[:place] + newline
+    return before + "".join(row + newline for row in rows) + text[place:]
+
+
+def _end_of(text: str, item: Node) -> int:
+    """Where the line behind the last word of an item begins; comments behind it belong to what follows."""
+    last = item
+    while isinstance(last, (MappingNode, SequenceNode)) and not last.flow_style and last.value:
+        last = last.value[-1][1] if isinstance(last, MappingNode) else last.value[-1]
+    end = text.find("\n", last.end_mark.index)
+    return len(text) if end < 0 else end + 1
+
+
 def _hosts(text: str) -> Iterator[Node]:
     root = YAML(typ="rt", pure=True).compose(text)
     for key, value in root.value if isinstance(root, MappingNode) else ():

@@ -117,7 +117,7 @@ def shared_networks(hosts: Sequence[HostFacts]) -> list[SharedNetwork]:
     """
     found: dict[str, dict[str, HostAddress]] = {}
     for facts in hosts:
-        for name, place in _places(facts).items():
+        for name, place in places_of(facts).items():
             found.setdefault(name, {})[facts.host] = place
     networks = [SharedNetwork(name=name, places=places) for name, places in found.items() if len(places) == len(hosts)]
     return sorted(filter(_is_one_network, networks), key=_rank)
@@ -127,7 +127,9 @@ def addresses_of_ssh(hosts: Sequence[HostFacts], used: Mapping[str, str]) -> Sha
     """Where ssh reaches each host, for hosts that have no network in common; without ssh, a host's best address."""
     places = {}
     for facts in hosts:
-        own = sorted(_places(facts).items(), key=lambda item: _rank(SharedNetwork(name=item[0], places={"": item[1]})))
+        own = sorted(
+            places_of(facts).items(), key=lambda item: _rank(SharedNetwork(name=item[0], places={"": item[1]}))
+        )
         best = own[0][1] if own else HostAddress(address="127.0.0.1", interface=None)
         address = used.get(facts.host, best.address)
         same = [place for _, place in own if place.address == address]
@@ -146,8 +148,8 @@ def _is_one_network(network: SharedNetwork) -> bool:
     return len(set(addresses)) == len(addresses)
 
 
-def _places(facts: HostFacts) -> dict[str, HostAddress]:
-    """Network -> the host's best interface in it."""
+def places_of(facts: HostFacts) -> dict[str, HostAddress]:
+    """Network -> the host's best interface in it: wired before wireless, fast before slow."""
     best: dict[str, HostAddress] = {}
     by_name = {nic.name: nic for nic in facts.nics}
     for nic in facts.nics:
@@ -325,14 +327,15 @@ def cluster_text(cluster: Cluster, notes: Mapping[str, Notes], *, name: str | No
     rows += [f"name: {scalar(name)}"] if name else []
     rows += ["hosts:"]
     for number, host in enumerate(cluster.hosts):
-        first, *others = _host(host, notes.get(host.name, Notes()))
+        first, *others = host_rows(host, notes.get(host.name, Notes()))
         rows += ["  # the head, which has rank 0" if number == 0 and len(cluster.hosts) > 1 else ""]
         rows += [f"  - {first}", *(f"    {row}" for row in others)]
     text = "\n".join(rows).replace("hosts:\n\n", "hosts:\n")
     return f"{text}\n{_TAIL}"
 
 
-def _host(host: Host, notes: Notes) -> Iterator[str]:
+def host_rows(host: Host, notes: Notes) -> Iterator[str]:
+    """The lines of one host, without indentation."""
     yield f"name: {scalar(host.name)}"
     if host.transport == "local":
         yield "transport: local  # this computer"
@@ -581,8 +584,9 @@ def require_room(asked: InitQuestion) -> None:
     raise UsageError(
         f"{path} is there already",
         seen="expected a name that is free: the file may have been changed by hand",
-        fix=f"see what would change: gangline init ... --dry-run | diff {path} -; then --force replaces it, --output "
-        f"writes another; new host keys only: gangline init --pin {path}",
+        fix=f"more hosts: gangline init --add HOST; new host keys only: gangline init --pin {path}; all anew: see "
+        f"what would change with gangline init ... --dry-run | diff {path} -; then --force replaces it, --output "
+        "writes another",
     )
 
 

@@ -318,6 +318,8 @@ def _behind(stage: str, rows: Sequence[HostRow], *, meet: str) -> str:
         "torch": f"{_ranks(rows)} {_verb(rows, 'has', 'have')} not finished importing",
         "joined": f"{_ranks(rows)} {_verb(rows, 'has', 'have')} not joined",
     }
+    if stage == "torch" and not all(row.is_worker for row in rows):
+        return f"{_ranks(rows)} {_verb(rows, 'has', 'have')} not imported torch"
     if stage == "port" and rows[0].is_head:
         return f"torchrun on {names} has not opened the port where the launchers meet yet"
     return does[stage]
@@ -326,7 +328,7 @@ def _behind(stage: str, rows: Sequence[HostRow], *, meet: str) -> str:
 def _works(rows: Sequence[HostRow], *, idle_s: float) -> list[str]:
     """Which of them are slow, and which are stuck; and how busy their computers are."""
     said = []
-    for row in rows:
+    for row in rows if all(row.is_worker or row.stage != "torch" for row in rows) else ():
         behind = {sign.rank: sign.work for sign in row.signs if sign.rank in row.behind and sign.work is not None}
         idle = [rank for rank, work in behind.items() if work.idle_s >= idle_s]
         if row.stage == "torch" and idle and not row.is_stale:

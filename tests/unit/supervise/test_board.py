@@ -213,6 +213,19 @@ def test_a_program_that_is_not_ours_has_joined_once_it_is_connected_and_is_not_g
     assert board.stage is None
 
 
+def test_whether_a_program_that_is_not_ours_works_or_may_sleep_is_not_known(clock):
+    board = StartBoard(request("command"), clock=clock)
+    board.note(
+        [
+            status("pc1", rank(0, torch=True, met=True)),
+            status("pc2", rank(1, torch=True, met=True), rank(2, torch=False, idle_s=60.0)),
+            status("pc3", rank(3, torch=True, met=True)),
+        ]
+    )
+    clock.now = 60.0
+    assert said(board) == "3 of 4 ranks have joined after 60 s; rank 2 on pc2 has not imported torch"
+
+
 def test_a_program_that_is_not_ours_may_turn_out_not_to_have_joined(clock):
     board = StartBoard(request("command"), clock=clock)
     everybody = [
