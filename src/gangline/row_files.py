@@ -80,6 +80,8 @@ class BadRow:
     number: int
     reason: str
     unit: Unit = "line"
+    within: bool = False
+    """A line of a text, which is a row only as a whole."""
 
     def __str__(self) -> str:
         return f"{place(self.file, self.number, self.unit)}: {self.reason}"
@@ -481,7 +483,7 @@ def _undecodable(name: str, line: int, piece: str) -> Iterator[BadRow]:
     if not _is_utf8(piece):
         for number, text in enumerate(piece.split("\n"), start=line):
             if not _is_utf8(text):
-                yield BadRow(file=name, number=number, reason="not UTF-8 text")
+                yield BadRow(file=name, number=number, reason="not UTF-8 text", within=True)
 
 
 def _decodable(piece: str) -> str:

@@ -39,7 +39,7 @@ def write_run(folder: str, *, steps: int, every_steps: int | None = None):
     rows = MemorySet(48)
     with SetWriter(layout.token_set("toys"), vocab_size=VOCABULARY, sequence_length=24, masked=False) as writer:
         for index in range(len(rows)):
-            writer.add([int(token) for token in rows.sample(index).input_ids], bytearray())
+            writer.add_text([int(token) for token in rows.sample(index).input_ids])
         writer.publish({}, packing=False)
     write_json(layout.inputs, {"train": "toys", "evaluation": None, "model": "m"})
     job = make_job(steps=steps, dropout=0.0)

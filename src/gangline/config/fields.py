@@ -92,6 +92,32 @@ class Shorthand:
 
 
 @dataclass(frozen=True, slots=True)
+class OrSeveral(Shorthand):
+    """As `Shorthand`, and a list in place of a mapping, where an item says more than a path."""
+
+    several: str = "sources"
+    """The key that such a list stands for."""
+    prefix: str = "hub:"
+    """A text that begins so says more than a path, too."""
+
+    def expand(self, value: Any) -> Any:
+        """The mapping that a bare value stands for."""
+        items = value if isinstance(value, list) else []
+        if any(isinstance(item, dict) for item in items) or (
+            len(items) > 1 and any(isinstance(item, str) and item.startswith(self.prefix) for item in items)
+        ):
+            return {self.several: items}
+        return Shorthand.expand(self, value)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = Shorthand.__get_pydantic_json_schema__(self, schema, handler)
+        *bare, whole = found["anyOf"]
+        items = handler.resolve_ref_schema(whole)["properties"][self.several]["anyOf"][0]
+        # before the list of texts: the schema of an item is looked up in the first list
+        return {"anyOf": [{"type": "string", "minLength": 1}, items, *bare, whole]}
+
+
+@dataclass(frozen=True, slots=True)
 class OneOrMore:
     """A bare text in place of a list of one."""
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
-from gangline.config.job_model import EvaluationSourceWords, JobWords, OptimizerWords, SourceWords, resolve_report
+from gangline.config.job_model import (
+    DataWords,
+    EvaluationSourceWords,
+    JobWords,
+    OptimizerWords,
+    PartWords,
+    SourceWords,
+    resolve_report,
+)
 from gangline.config.mistakes import (
     KeyPath,
     absolute,
@@ -36,6 +45,7 @@ from gangline.runs.job import (
     OptimizerJob,
     ReportJob,
     ScheduleJob,
+    SliceJob,
     SourceJob,
 )
 from gangline.strategies.base import AUTO
@@ -98,12 +108,32 @@ _HUB_SHORT = re.compile(
 
 def resolve_source(checked: Checked[JobWords], key: KeyPath, source: SourceWords, *, folder: Path) -> SourceJob | None:
     """Files found, or the hub data set taken apart; None, with mistakes recorded, where that cannot be done."""
+    if source.sources is None:
+        return resolve_part(checked, key, source, folder=folder)
+    beside = sorted(source.model_fields_set - {"sources", "fraction"})
+    for name in beside:
+        checked.report(
+            (*key, name), seen=f"{name} beside sources", expected="sources alone", fix="write it into each source"
+        )
+    parts = [
+        resolve_part(checked, (*key, "sources", number), part, folder=folder)
+        for number, part in enumerate(source.sources)
+    ]
+    if beside or not parts or None in parts:
+        return None
+    return SourceJob(mix=tuple(part for part in parts if part is not None))
+
+
+def resolve_part(checked: Checked[JobWords], key: KeyPath, source: PartWords, *, folder: Path) -> SourceJob | None:
+    """As `resolve_source`, of one source."""
     if source.files is None and source.hub is None:
         checked.report(
             key,
             seen="neither files nor a hub data set",
             expected="one of the two",
-            fix=f"write, for example, `{key[-1]}: rows.jsonl` or `{key[-1]}: hub:owner/name`",
+            fix="write, for example, `files: rows.jsonl` or `hub: owner/name`"
+            if "sources" in key
+            else f"write, for example, `{key[-1]}: rows.jsonl` or `{key[-1]}: hub:owner/name`",
         )
         return None
     if source.files is not None and source.hub is not None:
@@ -111,17 +141,58 @@ def resolve_source(checked: Checked[JobWords], key: KeyPath, source: SourceWords
             (*key, "hub"), seen="files and a hub data set", expected="one of the two", fix="delete one of the keys"
         )
         return None
+    rows = _sliced(checked, key, source)
     files = source.files or []
     if len(files) == 1 and files[0].startswith(_HUB):
-        short = _taken_apart(checked, key, files[0])
-        return _hub(checked, key, short) if short else None
-    return _hub(checked, key, source) if source.hub else _files(checked, key, source, folder=folder)
+        short = _taken_apart(checked, key, files[0], source)
+        rows = _sliced(checked, key, short) if short and short.split else rows
+        found = _hub(checked, key, short) if short else None
+    else:
+        found = _hub(checked, key, source) if source.hub else _files(checked, key, source, folder=folder)
+    own = {name: getattr(source, name) for name in ("max_samples", "weight", "format", "fields", "roles")}
+    return found and dataclasses.replace(found, rows=rows, **own)
 
 
-def _taken_apart(checked: Checked[JobWords], key: KeyPath, text: str) -> SourceWords | None:
+_SLICE = re.compile(r"(?P<split>[^\[\]]*)\[\s*(?P<start>-?[\d.]+%?)?\s*:\s*(?P<stop>-?[\d.]+%?)?\s*\]")
+
+
+def _sliced(checked: Checked[JobWords], key: KeyPath, source: PartWords) -> SliceJob | None:
+    """The rows that `split` means, such as those of `train[:1%]`; None: all."""
+    if source.split is None or "[" not in source.split:
+        return None
+    match = _SLICE.fullmatch(source.split)
+    edges = [edge for edge in (match["start"], match["stop"]) if edge] if match else []
+    percent = [edge.endswith("%") for edge in edges]
+    try:
+        start, stop = (float(match[name].rstrip("%")) if match[name] else None for name in ("start", "stop"))  # type: ignore[index]
+        good = bool(edges) and len(set(percent)) == 1 and _is_within(start, stop, percent=percent[0])
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        checked.report(
+            (*key, "split"),
+            seen=quote(source.split),
+            expected="rows as in train[100:200] (whole numbers) or train[10%:20%], the first before the last",
+            fix="write, for example, `split: train[:1000]`; several parts are several sources",
+        )
+        return None
+    return SliceJob(start=start, stop=stop, percent=percent[0])
+
+
+def _is_within(start: float | None, stop: float | None, *, percent: bool) -> bool:
+    edges = [edge for edge in (start, stop) if edge is not None]
+    if percent and not all(-100 <= edge <= 100 for edge in edges):
+        return False
+    if not percent and not all(edge.is_integer() for edge in edges):
+        return False
+    return start is None or stop is None or (start < 0) != (stop < 0) or start < stop
+
+
+def _taken_apart(checked: Checked[JobWords], key: KeyPath, text: str, source: PartWords) -> PartWords | None:
     match = _HUB_SHORT.fullmatch(text)
     if match:
-        return SourceWords.model_validate(match.groupdict())
+        beside = {name: getattr(source, name) for name in ("config", "split", "revision")}
+        return PartWords.model_validate({**match.groupdict(), **{key: word for key, word in beside.items() if word}})
     checked.report(
         (*key, "files"),
         seen=quote(text),
@@ -131,9 +202,10 @@ def _taken_apart(checked: Checked[JobWords], key: KeyPath, text: str) -> SourceW
     return None
 
 
-def _hub(checked: Checked[JobWords], key: KeyPath, source: SourceWords) -> SourceJob | None:
+def _hub(checked: Checked[JobWords], key: KeyPath, source: PartWords) -> SourceJob | None:
     name = source.hub or ""
-    words = {"hub": name, "config": source.config, "split": source.split, "revision": source.revision}
+    split = source.split.partition("[")[0].strip() if source.split else None
+    words = {"hub": name, "config": source.config, "split": split or None, "revision": source.revision}
     good = True
     for part, value in words.items():
         pattern = HUB_NAME if part == "hub" else REVISION
@@ -145,7 +217,7 @@ def _hub(checked: Checked[JobWords], key: KeyPath, source: SourceWords) -> Sourc
                 expected="letters, digits, `.`, `_` and `-`, beginning with a letter or a digit",
                 fix="copy the name from the data set's page on the hub",
             )
-    if key[-1] == "eval" and source.split is None:
+    if "eval" in key and not split:
         good = False
         checked.report(
             key,
@@ -155,13 +227,13 @@ def _hub(checked: Checked[JobWords], key: KeyPath, source: SourceWords) -> Sourc
         )
     if not good:
         return None
-    return SourceJob(
-        hub=name, hub_config=source.config, split=source.split or "train", revision=source.revision, files=()
-    )
+    return SourceJob(hub=name, hub_config=source.config, split=split or "train", revision=source.revision, files=())
 
 
-def _files(checked: Checked[JobWords], key: KeyPath, source: SourceWords, *, folder: Path) -> SourceJob | None:
+def _files(checked: Checked[JobWords], key: KeyPath, source: PartWords, *, folder: Path) -> SourceJob | None:
     beside = [part for part in ("config", "split", "revision") if getattr(source, part) is not None]
+    if "[" in (source.split or ""):
+        beside.remove("split")  # files have no splits, but rows
     for part in beside:
         checked.report(
             (*key, part), seen="a key for a hub data set beside files", expected="files alone", fix="delete it"
@@ -181,7 +253,7 @@ def _files(checked: Checked[JobWords], key: KeyPath, source: SourceWords, *, fol
             continue
         good = False
         if text.startswith(_HUB):
-            seen, fix = "a hub data set among files", "give a hub data set alone, or files alone"
+            seen, fix = "a hub data set among files", "make it a source of its own: - hub:owner/name"
         else:
             seen, fix = what_is_there(text, base), what_was_meant(text, base)
         checked.report(place, seen=seen, expected="files to read", fix=fix)
@@ -197,7 +269,7 @@ def resolve_evaluation(
         return None, 0.0
     if source.fraction is None:
         return resolve_source(checked, key, source, folder=folder), 0.0
-    if source.files or source.hub:
+    if source.files or source.hub or source.sources:
         checked.report(
             (*key, "fraction"), seen="a fraction and a source", expected="one of the two", fix="delete one of the keys"
         )
@@ -286,7 +358,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
 def _plugins(data: DataJob, report: ReportJob, kind: str) -> dict[str, str]:
     """The packages of all plug-ins that a job names, with their versions."""
     strategy = None if kind == AUTO else STRATEGIES.plugin(kind)
-    named = [FORMATS.plugin(data.format), *map(EXPORTERS.plugin, report.exporters), strategy]
+    named = [*map(FORMATS.plugin, data.formats), *map(EXPORTERS.plugin, report.exporters), strategy]
     return {plugin.package: plugin.version for plugin in named if plugin is not None}
 
 
@@ -539,9 +611,16 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
     words = checked.words.data
     train = resolve_source(checked, ("data", "train"), words.train, folder=folder)
     evaluation, fraction = resolve_evaluation(checked, words.eval, folder=folder)
-    _check_fields(checked)
-    _check_roles(checked)
-    whole = FORMATS[words.format].whole
+    data = DataJob(
+        **words.model_dump(exclude={"train", "eval", "overlong"}),
+        train=train or SourceJob(),
+        evaluation=evaluation,
+        evaluation_fraction=fraction,
+    )
+    _check_names(checked, ("data",), data.format, words)
+    _check_parts(checked, data)
+    _check_cuts(checked, data)
+    whole = any(FORMATS[name].whole for name in data.formats)
     if not whole and words.overlong == "split":
         checked.report(
             ("data", "overlong"),
@@ -550,55 +629,69 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
             fix="write `overlong: truncate` or `overlong: fail`",
             reads=(("data", "format"),),
         )
-    return DataJob(
-        **words.model_dump(exclude={"train", "eval", "overlong"}),
-        train=train or SourceJob(),
-        evaluation=evaluation,
-        evaluation_fraction=fraction,
-        overlong=words.overlong or ("split" if whole else "truncate"),
-    )
+    return dataclasses.replace(data, overlong=words.overlong or ("split" if whole else "truncate"))
 
 
-def _check_fields(checked: Checked[JobWords]) -> None:
-    words = checked.words.data
-    roles = list(fields_of(words.format, {}))
-    for role in words.fields:
-        if role in roles:
-            continue
-        owners = [name for name in FORMATS.built_in if role in fields_of(name, {})]
-        meant = nearest(role, roles)
-        fix = f"did you mean {quote(meant)}?" if meant else "write role: column, such as {" + roles[0] + ": my_column}"
-        if owners:
-            fix = f"{role} is a role of format: {owners[0]}; choose that format, or rename the role"
-        elif words.fields[role] in roles:
-            fix = f"turn it round: {words.fields[role]}: {role} (role: column)"
+def _check_parts(checked: Checked[JobWords], data: DataJob) -> None:
+    """Fields and roles of sources that have their own."""
+    for name, words in (("train", checked.words.data.train), ("eval", checked.words.data.eval)):
+        for number, part in enumerate(words.sources or () if words else ()):
+            _check_names(checked, ("data", name, "sources", number), part.format or data.format, part)
+        if words is not None:
+            _check_names(checked, ("data", name), words.format or data.format, words)
+
+
+def _check_cuts(checked: Checked[JobWords], data: DataJob) -> None:
+    parts = (*data.train.parts, *(data.evaluation.parts if data.evaluation else ()))
+    if data.shuffle and data.max_samples is None and all(part.max_samples is None for part in parts):
         checked.report(
-            ("data", "fields", role),
-            seen=f"{quote(role)} is no role of format: {words.format}",
-            expected=f"roles out of {listed(roles, limit=9)}" if len(roles) > 1 else f"the role {roles[0]}",
-            fix=fix,
-            reads=(("data", "format"),),
+            ("data", "shuffle"),
+            seen="shuffle without max_samples",
+            expected="max_samples of the data or of a source, whose rows are then chosen at random",
+            fix="delete it: samples are read in a random order in any case",
         )
 
 
-def _check_roles(checked: Checked[JobWords]) -> None:
-    words = checked.words.data
-    if words.roles and not FORMATS[words.format].conversations:
+def _check_names(checked: Checked[JobWords], key: KeyPath, name: str, words: DataWords | PartWords) -> None:
+    """Fields and roles of the data, or of one source, whose rows have the format `name`."""
+    known = fields_of(name, {})
+    for role, column in (words.fields or {}).items():
+        if role not in known:
+            _report_field(checked, (*key, "fields", role), column, name)
+    if words.roles and not FORMATS[name].conversations:
         checked.report(
-            ("data", "roles"),
-            seen=f"roles with format: {words.format}, whose rows are no messages",
+            (*key, "roles"),
+            seen=f"roles with format: {name}, whose rows are no messages",
             expected="roles with messages only",
             fix="write `format: chat`, or delete roles (names of columns belong into `fields`)",
             reads=(("data", "format"),),
         )
-    for name, role in words.roles.items():
-        if role not in ROLES and name in ROLES:
+    for speaker, role in (words.roles or {}).items():
+        if role not in ROLES and speaker in ROLES:
             checked.report(
-                ("data", "roles", name),
-                seen=f"{quote(name)} becomes {quote(role)}",
+                (*key, "roles", speaker),
+                seen=f"{quote(speaker)} becomes {quote(role)}",
                 expected=f"a role of chat templates: {listed(ROLES)}",
-                fix=f"turn it round: {role}: {name} (name in the rows: role)",
+                fix=f"turn it round: {role}: {speaker} (name in the rows: role)",
             )
+
+
+def _report_field(checked: Checked[JobWords], key: KeyPath, column: str, name: str) -> None:
+    role, roles = str(key[-1]), list(fields_of(name, {}))
+    owners = [other for other in FORMATS.built_in if role in fields_of(other, {})]
+    meant = nearest(role, roles)
+    fix = f"did you mean {quote(meant)}?" if meant else "write role: column, such as {" + roles[0] + ": my_column}"
+    if owners:
+        fix = f"{role} is a role of format: {owners[0]}; choose that format, or rename the role"
+    elif column in roles:
+        fix = f"turn it round: {column}: {role} (role: column)"
+    checked.report(
+        key,
+        seen=f"{quote(role)} is no role of format: {name}",
+        expected=f"roles out of {listed(roles, limit=9)}" if len(roles) > 1 else f"the role {roles[0]}",
+        fix=fix,
+        reads=(("data", "format"),),
+    )
 
 
 def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:

@@ -19,6 +19,7 @@ from gangline.config.fields import (
     NotNegative,
     OneOrMore,
     OrNone,
+    OrSeveral,
     OrWord,
     Positive,
     RowOf,
@@ -173,8 +174,8 @@ class MethodWords(Section):
     head."""
 
 
-class SourceWords(Section):
-    """Where rows come from: files, or a data set of the hub. A bare path or list of paths stands for `files`."""
+class PartWords(Section):
+    """One of several sources. A bare path or list of paths stands for `files`."""
 
     files: Annotated[Annotated[list[Text], Field(min_length=1)], OneOrMore()] | None = None
     """Paths and globs (`data/*.jsonl`). A file that is named twice is read once.
@@ -184,9 +185,27 @@ class SourceWords(Section):
     config: Annotated[Text | None, NONE] = None
     """Configuration of the hub data set."""
     split: Annotated[Text | None, NONE] = None
-    """Split of the hub data set; `train` for training rows, to be named for evaluation rows."""
+    """Split of the hub data set (`train` for training rows, to be named for evaluation rows), or a part of it:
+    `train[:1%]`, `train[100:200]`; of files `[:1%]`."""
     revision: Annotated[Text | None, NONE] = None
     """Branch, tag or commit of the hub data set."""
+    max_samples: Annotated[Count | None, NONE] = None
+    """Rows of this source at the most: the first ones, or with `shuffle` random ones."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """How often each row occurs in an epoch; see [rows](data.md#several-sources)."""
+    format: Annotated[str, RowOf(FORMATS)] | None = None
+    """Format of these rows, if not `data.format`."""
+    fields: Annotated[dict[Text, Text], Field(examples=[{"prompt": "question"}])] | None = None
+    """As `data.fields`, for these rows."""
+    roles: Annotated[dict[Text, Text], Field(examples=[{"gpt": "assistant"}])] | None = None
+    """As `data.roles`, for these rows."""
+
+
+class SourceWords(PartWords):
+    """Where rows come from: `files`, for which a bare path stands, a data set of the hub, or a list of `sources`."""
+
+    sources: list[Annotated[PartWords, Shorthand("files")]] | None = None
+    """Several sources, each with keys of its own."""
 
 
 class EvaluationSourceWords(SourceWords):
@@ -199,10 +218,11 @@ class EvaluationSourceWords(SourceWords):
 class DataWords(Section):
     """What the model reads, and on which tokens it is trained."""
 
-    train: Annotated[SourceWords, Shorthand("files"), Field(examples=["train.jsonl"])]
-    """Rows to train on: a path, paths and globs, or `hub:owner/name[/config][@revision][#split]`."""
+    train: Annotated[SourceWords, OrSeveral("files"), Field(examples=["train.jsonl"])]
+    """Rows to train on: a path, paths and globs, `hub:owner/name[/config][@revision][#split]`, or a list of such
+    sources."""
     eval: Annotated[
-        Annotated[EvaluationSourceWords, Shorthand("files", number_key="fraction")] | None,
+        Annotated[EvaluationSourceWords, OrSeveral("files", number_key="fraction")] | None,
         NONE,
         Field(examples=[0.05]),
     ] = None
@@ -223,6 +243,13 @@ class DataWords(Section):
     overlong: Literal["split", "truncate", "fail"] | None = None
     """What to do with a row that is longer than a sample; `split` is for text only.
     Left out: `split` for text, `truncate` for the other formats."""
+    max_samples: Annotated[Count | None, NONE] = None
+    """Rows to train on at the most, of all sources together."""
+    shuffle: bool = False
+    """Choose the rows of `max_samples` at random, by `seed`, not the first ones. Samples are read in a random order in
+    any case."""
+    deduplicate: bool = False
+    """Leave out rows whose values are those of a row before, in any source of the set."""
     skip_bad_rows: bool = False
     """Go on without rows that cannot be read (they are counted) instead of stopping."""
 

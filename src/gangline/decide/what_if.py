@@ -39,10 +39,11 @@ def estimated_steps(job: Job) -> tuple[int, str] | None:
     """
     if job.steps is not None:
         return job.steps, f"{job.steps} steps"
-    if not job.data.packing or not job.data.train.files:
+    source = job.data.train
+    if not job.data.packing or not all(part.files for part in source.parts) or _is_cut(job):
         return None
     try:
-        num_bytes = sum(Path(file).stat().st_size for file in job.data.train.files)
+        num_bytes = sum(Path(file).stat().st_size * part.weight for part in source.parts for file in part.files)
     except OSError:
         return None
     tokens = num_bytes * (1 - job.data.evaluation_fraction) / BYTES_PER_TOKEN
@@ -54,13 +55,21 @@ def estimated_steps(job: Job) -> tuple[int, str] | None:
 def length_unknown(job: Job) -> str:
     """Why `estimated_steps` says nothing of a job, for people."""
     source = job.data.train
-    gone = [Path(file).name for file in source.files if not Path(file).exists()]
+    gone = [Path(file).name for file in source.all_files if not Path(file).exists()]
     if gone:
         more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
         return f"{gone[0]}{more} of data.train is not on this computer, so the number of samples is unknown"
-    if not source.files:
+    if not all(part.files for part in source.parts):
         return "data.train is on the hub; the number of samples is known once it is downloaded"
+    if _is_cut(job):
+        return "only some rows of data.train are read, and rows are counted when the data is prepared"
     return "samples are not packed: one per row, and rows are counted when the data is prepared"
+
+
+def _is_cut(job: Job) -> bool:
+    data = job.data
+    parts = data.train.parts
+    return data.max_samples is not None or any(part.rows or part.max_samples is not None for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

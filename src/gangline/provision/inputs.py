@@ -33,7 +33,7 @@ from gangline.provision.trees import (
     spot_on,
 )
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.job import Job, SourceJob
+from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.transport.transport import Transport
 
@@ -54,8 +54,8 @@ class Reads:
     def localised(self, job: Job, host: Host) -> Job:
         """The job as it reads on a host."""
         model = dataclasses.replace(job.model, path=self.models.get(host.name, job.model.path))
-        evaluation = job.data.evaluation and self._source(job.data.evaluation)
-        data = dataclasses.replace(job.data, train=self._source(job.data.train), evaluation=evaluation)
+        evaluation = job.data.evaluation and job.data.evaluation.moved(self.data)
+        data = dataclasses.replace(job.data, train=job.data.train.moved(self.data), evaluation=evaluation)
         return dataclasses.replace(job, model=model, data=data)
 
     def seen_from(self, cluster: Cluster, job: Job) -> Cluster:
@@ -66,9 +66,6 @@ class Reads:
             paths = [own.model.path, *(_data_files(own) if host == cluster.head else ())]
             hosts.append(seeing(host, [path for path in paths if PurePath(path).is_absolute()]))
         return dataclasses.replace(cluster, hosts=tuple(hosts))
-
-    def _source(self, source: SourceJob) -> SourceJob:
-        return dataclasses.replace(source, files=tuple(self.data.get(file, file) for file in source.files))
 
 
 def bring_reads(
@@ -129,7 +126,7 @@ def _bring_data(
 
 def _data_files(job: Job) -> Iterator[str]:
     for source in (job.data.train, job.data.evaluation):
-        yield from source.files if source else ()
+        yield from source.all_files if source else ()
 
 
 def _hashed(path: Path, names: tuple[str, ...] | None, *, home: Path, console: Console) -> tuple[Spot, Tree]:

@@ -47,8 +47,27 @@ class MethodJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SliceJob:
+    """Rows of a source by their place, as a Python slice has them: from `start` on, up to `stop`, which is left out."""
+
+    start: float | None = None
+    stop: float | None = None
+    """Negative ones count from the end."""
+    percent: bool = False
+    """Whether both are hundredths of the rows, rounded to the nearest row (as in `datasets`)."""
+
+    def bounds(self, num_rows: int) -> tuple[int, int]:
+        """The first row, counted from 0, and the one after the last, of a source with so many rows."""
+        start, stop = (self._row(edge, num_rows) for edge in (self.start, self.stop))
+        return slice(start, stop).indices(num_rows)[:2]
+
+    def _row(self, edge: float | None, num_rows: int) -> int | None:
+        return None if edge is None else round(edge * num_rows / 100) if self.percent else int(edge)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceJob:
-    """One set of rows: local files, or a data set of the hub."""
+    """One set of rows: local files, or a data set of the hub; or several such sets, one after the other."""
 
     files: tuple[str, ...] = ()
     """Absolute paths, in order; empty for a hub data set."""
@@ -56,6 +75,39 @@ class SourceJob:
     hub_config: str | None = None
     split: str = "train"
     revision: str | None = None
+    rows: SliceJob | None = None
+    """None: all rows."""
+    max_samples: int | None = None
+    """Rows at the most, the first ones or random ones (`DataJob.shuffle`)."""
+    weight: float = 1.0
+    """How often a row occurs in an epoch: 2.5 is twice, and once more for half of the rows, which are chosen by the
+    seed."""
+    format: str | None = None
+    """None: that of the job, whose `fields` and `roles` hold then, too, where this source has none of its own."""
+    fields: dict[str, str] | None = None
+    roles: dict[str, str] | None = None
+    mix: tuple[SourceJob, ...] = ()
+    """Several sources, each with files or a hub data set; nothing else is set here then."""
+
+    @property
+    def parts(self) -> tuple[SourceJob, ...]:
+        """The sources with files or a hub data set, in order."""
+        return self.mix or (self,)
+
+    @property
+    def all_files(self) -> tuple[str, ...]:
+        """The files of all parts, in order."""
+        return tuple(file for part in self.parts for file in part.files)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row occurs once, as far as this source decides."""
+        return all(part.rows is None and part.max_samples is None and part.weight == 1 for part in self.parts)
+
+    def moved(self, files: Mapping[str, str]) -> SourceJob:
+        """The source with its files where `files` says that they lie."""
+        found = tuple(files.get(file, file) for file in self.files)
+        return dataclasses.replace(self, files=found, mix=tuple(part.moved(files) for part in self.mix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +132,27 @@ class DataJob:
     overlong: Literal["split", "truncate", "fail"] = "split"
     """A text row longer than a sample is split; other formats know `truncate` and `fail`."""
     skip_bad_rows: bool = False
+    max_samples: int | None = None
+    """Rows to train on at the most, of all sources; see `SourceJob.max_samples`. They are counted before a part of them
+    is set apart for evaluation."""
+    shuffle: bool = False
+    """Whether `max_samples` keeps rows that the seed chooses at random, not the first ones."""
+    deduplicate: bool = False
+    """Whether a row is left out where one with the same values came before, in this or another source of the set."""
+
+    def of(self, source: SourceJob) -> DataJob:
+        """These words with format, fields and roles of one source."""
+        if source.format is None:
+            fields, roles = source.fields or self.fields, source.roles or self.roles
+            return dataclasses.replace(self, fields=fields, roles=roles)
+        fields, roles = source.fields or {}, source.roles or {}
+        return dataclasses.replace(self, format=source.format, fields=fields, roles=roles)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats of all rows that are trained or evaluated on, each once."""
+        sources = (*self.train.parts, *(self.evaluation.parts if self.evaluation else ()))
+        return tuple(dict.fromkeys(self.of(source).format for source in sources))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from gangline.runs.job import (
     OptimizerJob,
     OuterJob,
     ScheduleJob,
+    SliceJob,
     SourceJob,
     StrategyJob,
 )
@@ -61,11 +62,15 @@ name: tuned
 model: {path: owner/name, revision: COMMIT, trust_remote_code: true, start: random, attention: eager}
 method: {kind: lora, rank: 4, alpha: 8, dropout: 0.1, targets: [q_proj, v_proj]}
 data:
-  train: {hub: openai/gsm8k, config: main, split: train, revision: v1}
+  train: {hub: openai/gsm8k, config: main, split: "train[:9]", revision: v1, max_samples: 8, weight: 2, format: chat,
+    fields: {completion: output}, roles: {bot: assistant}}
   eval: [test.jsonl]
   format: chat
   fields: {prompt: question, completion: answer}
   roles: {gpt: assistant}
+  max_samples: 9
+  shuffle: true
+  deduplicate: true
   sequence_length: 256
   packing: false
   overlong: fail
@@ -109,6 +114,7 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
     strategy = {f"strategy.{name}" for name in fields_left_at_default(other.strategy, other.strategy)}
     allowed = {
         "data.train.split",
+        "data.train.mix",
         "data.evaluation_fraction",
         *(f"optimizer.{key}" for key in ("momentum", "nesterov", "scale")),
         *(f"schedule.{key}" for key in ("warmup_ratio", "decay_steps", "decay_ratio", "decay", "cycles", "power")),
@@ -565,10 +571,47 @@ def test_what_the_plan_shall_decide_is_left_open(folder):
             SourceJob(hub="openai/gsm8k", hub_config="main", revision="v1", split="test"),
         ),
         ("{hub: openai/gsm8k, split: test}", SourceJob(hub="openai/gsm8k", split="test")),
+        (
+            "hub:openai/gsm8k#test[:1%]",
+            SourceJob(hub="openai/gsm8k", split="test", rows=SliceJob(stop=1.0, percent=True)),
+        ),
+        ("{hub: a/b, split: 'train[-5:]'}", SourceJob(hub="a/b", rows=SliceJob(start=-5.0))),
+        ("{files: hub:a/b, weight: 2}", SourceJob(hub="a/b", weight=2.0)),
+        (
+            "[hub:a/b, {hub: c/d, max_samples: 5, format: chat}]",
+            SourceJob(mix=(SourceJob(hub="a/b"), SourceJob(hub="c/d", max_samples=5, format="chat"))),
+        ),
     ],
 )
 def test_hub_data_sets(folder, words, expected):
-    assert load(folder, MINIMAL, f"data.train={words}").data.train == expected
+    job = load(folder, MINIMAL, f"data.train={words}")
+    assert job.data.train == expected
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
+def trained_on(words):
+    return MINIMAL.replace("{train: rows.jsonl}", f"{{train: {words}}}")
+
+
+def test_files_and_sets_of_the_hub_in_one_list(folder):
+    train = load(folder, trained_on("[rows.jsonl, hub:a/b, {files: test.jsonl, split: '[:2]'}]")).data.train
+    assert [Path(file).name for file in train.all_files] == ["rows.jsonl", "test.jsonl"]
+    assert [(part.hub, part.rows) for part in train.parts] == [(None, None), ("a/b", None), (None, SliceJob(stop=2.0))]
+    moved = train.moved({file: f"/head{file}" for file in train.all_files})
+    assert moved.all_files == tuple(f"/head{file}" for file in train.all_files)
+    assert load(folder, trained_on("[rows.jsonl, test.jsonl]")).data.train.mix == ()
+
+
+def test_a_source_reads_its_rows_as_the_data_unless_it_says_more(folder):
+    sources = "[rows.jsonl, {files: test.jsonl, fields: {prompt: p}}, {files: test.jsonl, format: text}]"
+    job = load(folder, trained_on(f"{sources}, format: completion, fields: {{prompt: q, completion: a}}"))
+    assert [(each.format, each.fields) for each in map(job.data.of, job.data.train.parts)] == [
+        ("completion", {"prompt": "q", "completion": "a"}),
+        ("completion", {"prompt": "p"}),
+        ("text", {}),
+    ]
+    assert job.data.formats == ("completion", "text")
+    assert job.data.overlong == "split", "texts among the rows go on in the next sample"
 
 
 def test_shorthands_mean_the_mapping(folder):

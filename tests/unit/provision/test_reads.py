@@ -72,6 +72,22 @@ def test_every_host_gets_the_model_and_the_head_the_data(tmp_path: Path, model: 
     ]
 
 
+def test_the_files_of_every_source_are_brought_and_read_where_they_lie(
+    tmp_path: Path, model: Path, corpus: Path
+) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    more = corpus.with_name("more.csv")
+    more.write_text("text\nx\n")
+    job = job_of(model)
+    mix = SourceJob(mix=(SourceJob(hub="a/b"), *(SourceJob(files=(str(file),), weight=2.0) for file in (corpus, more))))
+    job = dataclasses.replace(job, data=dataclasses.replace(job.data, train=mix))
+    found = bring(job, cluster, transports, tmp_path)
+    there = found.localised(job, cluster.head).data.train
+    assert there.all_files == tuple(found.data[str(file)] for file in (corpus, more))
+    assert Path(there.all_files[1]).read_text() == more.read_text()
+    assert [(part.hub, part.weight) for part in there.parts] == [("a/b", 1.0), (None, 2.0), (None, 2.0)]
+
+
 def test_what_is_there_is_not_brought_again(tmp_path: Path, model: Path, corpus: Path) -> None:
     cluster, transports = kennel(tmp_path, "pc1", "pc2")
     first = bring(job_of(model, corpus), cluster, transports, tmp_path)

@@ -2,14 +2,15 @@
 
 A document longer than a sample follows the job's rule (`data.overlong`):
 
-split      a text goes on in the next row, and no label is lost; other rows are truncated (an answer cut in the
-           middle of a conversation would be learned without its question)
+split      a text goes on in the next row, and no label is lost; rows of other formats are truncated (an answer cut in
+           the middle of a conversation would be learned without its question)
 truncate   tokens beyond the sample's end are left out, and counted
 fail       the row cannot be used
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -27,6 +28,7 @@ from gangline.formats import FORMATS, RowError, expected_columns
 from gangline.plugins import package_digest
 from gangline.row_files import KINDS, BadRow, BadRows, ReadPosition, SourceRow, compression, file_kind
 from gangline.runs.job import DataJob, Job, SourceJob
+from gangline.worker.data.choose import ChosenRow, Part, chosen_rows, needs_seed, num_passes
 from gangline.worker.data.model_folder import DigestCache, Hub, combine
 from gangline.worker.data.row_formats import Format, TokenSpan
 from gangline.worker.data.rows import read_files
@@ -35,6 +37,9 @@ from gangline.worker.data.tokens import FORMAT_VERSION, SetWriter, TokenSet, ver
 
 TOKENISER_VERSION = 2
 """Raise it when the same rows would become other tokens or other samples: every cached set is then made anew."""
+
+CHOICE_VERSION = 1
+"""Raise it when `choose` would choose other rows."""
 
 Side = Literal["train", "evaluation"]
 
@@ -49,8 +54,8 @@ class SetRequest:
     side: Side | None
     """Which part of the source is meant when a fraction is cut off for evaluation; None: all of it."""
     seed: int
-    commit: str | None
-    """Of a hub data set."""
+    commits: tuple[str | None, ...]
+    """Of each part that is a hub data set."""
     stamps: tuple[tuple[int, int], ...]
     """(size, time of change in ns) of every file when it was hashed."""
     content_hash: str
@@ -58,11 +63,16 @@ class SetRequest:
     @property
     def num_bytes(self) -> int:
         """Bytes to read; 0 for a hub data set, whose size is not known beforehand."""
-        return sum(size for size, _ in self.stamps)
+        return sum(size for size, _ in self.stamps) * num_passes(self.source, self.data, self.max_samples)
+
+    @property
+    def max_samples(self) -> int | None:
+        """Rows of all parts at the most."""
+        return _max_samples(self.data, self.purpose, self.side)
 
     def refuse_changes(self) -> None:
         """Raise DataError if a file was changed after it was hashed: the tokens would bear a wrong name."""
-        for file, stamp in zip(self.source.files, self.stamps, strict=True):
+        for file, stamp in zip(self.source.all_files, self.stamps, strict=True):
             if _stamp(file) != stamp:
                 raise DataError(
                     f"{file}: changed while it was read",
@@ -70,12 +80,24 @@ class SetRequest:
                     fix="start again when nothing writes to the file any more",
                 )
 
-    def rows(self, hub: Hub, position: ReadPosition) -> Iterator[SourceRow | BadRow]:
-        """All rows of the source, both sides."""
-        if self.source.hub is not None:
-            return hub.rows(self.source, str(self.commit))
-        columns = Format.of(self.data).columns
-        return read_files(self.source.files, columns=columns, passages=self.side is not None, position=position)
+    def rows(self, format_: Format, hub: Hub, position: ReadPosition) -> Iterator[ChosenRow]:
+        """The chosen rows of all parts, both sides. format_: that of the job, which renders conversations."""
+        parts = [
+            self._part(part, commit, Format.of(self.data.of(part), format_.render), hub, position)
+            for part, commit in zip(self.source.parts, self.commits, strict=True)
+        ]
+        rows = chosen_rows(parts, self.data, seed=self.seed, max_samples=self.max_samples)
+        # a weight is for training: what is set apart of the same rows is evaluated once
+        return (each for each in rows if not (each.again and self.side == "evaluation"))
+
+    def _part(self, source: SourceJob, commit: str | None, format_: Format, hub: Hub, position: ReadPosition) -> Part:
+        def read() -> Iterator[SourceRow | BadRow]:
+            if source.hub is not None:
+                return hub.rows(source, str(commit))
+            passages = self.side is not None
+            return read_files(source.files, columns=format_.columns, passages=passages, position=position)
+
+        return Part(source=source, format=format_, read=read)
 
     def has(self, values: Mapping[str, Any]) -> bool:
         """Whether a row with these values (by role) belongs to this set.
@@ -110,19 +132,21 @@ def plan_sets(
     }
 
     def request(purpose: Side, source: SourceJob, side: Side | None) -> SetRequest:
-        stamps = tuple(_stamp(file) for file in source.files)
-        content, commit = _source_digest(source, cache.digest, hub)
+        stamps = tuple(_stamp(file) for file in source.all_files)
+        digests = [_source_digest(part, cache.digest, hub) for part in source.parts]
         split = None if side is None else {"side": side, "seed": job.seed, "fraction": data.evaluation_fraction}
-        content_hash = combine({**common, "source": content, "split": split})
+        content: Any = digests[0][0]
+        if choice := _choice(job, source, _max_samples(data, purpose, side)):
+            content = {"sources": [digest for digest, _ in digests], **choice}
         return SetRequest(
             purpose=purpose,
             source=source,
             data=data,
             side=side,
             seed=job.seed,
-            commit=commit,
+            commits=tuple(commit for _, commit in digests),
             stamps=stamps,
-            content_hash=content_hash,
+            content_hash=combine({**common, "source": content, "split": split}),
         )
 
     _check(data)
@@ -131,6 +155,34 @@ def plan_sets(
     if data.evaluation_fraction:
         return [request("train", data.train, "train"), request("evaluation", data.train, "evaluation")]
     return [request("train", data.train, None)]
+
+
+def _max_samples(data: DataJob, purpose: Side, side: Side | None) -> int | None:
+    """`data.max_samples` is of the rows to train on, with those that are set apart of them."""
+    return data.max_samples if purpose == "train" or side is not None else None
+
+
+def _choice(job: Job, source: SourceJob, max_samples: int | None) -> dict[str, Any]:
+    """What decides which rows of the sources belong to the set, and how they are read; empty for all of one source."""
+    data = job.data
+    own = [
+        {
+            "rows": part.rows and dataclasses.asdict(part.rows),
+            "max_samples": part.max_samples,
+            "weight": part.weight,
+            "format": part.format,
+            "fields": part.fields,
+            "roles": part.roles,
+            **_plugin_digest(data.of(part).format),
+        }
+        for part in source.parts
+    ]
+    plain = source.is_whole and not any(part.format or part.fields or part.roles for part in source.parts)
+    if plain and not source.mix and max_samples is None and not data.deduplicate:
+        return {}
+    seed = job.seed if needs_seed(source, data, max_samples) else None
+    cut = {"max_samples": max_samples, "shuffle": data.shuffle, "deduplicate": data.deduplicate}
+    return {"version": CHOICE_VERSION, "parts": own, **cut, "seed": seed}
 
 
 def _plugin_digest(name: str) -> dict[str, str]:
@@ -148,16 +200,17 @@ def _check(data: DataJob) -> None:
         )
     missing = []
     for name, source in (("train", data.train), ("eval", data.evaluation)):
-        for file in source.files if source else ():
+        forms = [(file, data.of(part).format) for part in (source.parts if source else ()) for file in part.files]
+        for file, form in forms:
             if not Path(file).is_file():
                 missing.append(f"data.{name}: {file}")
-            elif not FORMATS[data.format].whole and file_kind(file) == "text":
+            elif not FORMATS[form].whole and file_kind(file) == "text":
                 raise DataError(
-                    f"data.{name}: {file} is plain text, data.format is {data.format}",
+                    f"data.{name}: {file} is plain text, data.format is {form}",
                     seen=f"expected rows with fields: {', '.join(KINDS)}",
                     fix="set data.format: text, or write the rows as JSON lines",
                 )
-        if source and not source.files and source.hub is None:
+        if source and any(not part.files and part.hub is None for part in source.parts):
             missing.append(f"data.{name}: neither files nor a hub data set")
     if missing:
         raise DataError(
@@ -276,11 +329,11 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
         folder,
         vocab_size=tooling.vocab_size,
         sequence_length=data.sequence_length,
-        masked=not FORMATS[data.format].whole,
+        masked=not all(FORMATS[data.of(part).format].whole for part in request.source.parts),
     )
     with writer:
         fitter = Fitter(writer, data)
-        documents = _documents(request, tooling.format, request.rows(hub, position), tally)
+        documents = _documents(request, request.rows(tooling.format, hub, position), tally)
         for batch in _batches(documents):
             for encoded in tooling.encoder.encode(batch):
                 _check_ids(encoded.ids, tooling.vocab_size, encoded.document.row)
@@ -307,10 +360,9 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
         writer.publish(manifest, packing=data.packing)
 
 
-def _documents(
-    request: SetRequest, format_: Format, rows: Iterator[SourceRow | BadRow], tally: _Tally
-) -> Iterator[TokenSpan]:
-    for row in rows:
+def _documents(request: SetRequest, rows: Iterator[ChosenRow], tally: _Tally) -> Iterator[TokenSpan]:
+    for chosen in rows:
+        row, format_ = chosen.row, chosen.format
         # a row that says nothing readable has no side: the training set counts it
         counted = request.side != "evaluation"
         try:
@@ -319,10 +371,10 @@ def _documents(
             values = format_.values(row)
             counted = request.has(values)
             if counted:
-                tally.rows += not row.follows
+                tally.rows += not (row.follows or chosen.again)
                 yield from format_.documents(row, values)
         except RowError as error:
-            if counted:
+            if counted and not chosen.again:
                 tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit))
 
 
@@ -352,13 +404,18 @@ def _refuse_bad(request: SetRequest, tally: _Tally) -> None:
     if not tally.bad.count or request.data.skip_bad_rows:
         return
     shown = f"; the first {len(tally.bad.examples)} of them" if tally.bad.count > len(tally.bad.examples) else ""
-    names = expected_columns(request.data.format, Format.of(request.data).fields)
+    forms = [request.data.of(part) for part in request.source.parts]
+    names = "; or ".join(dict.fromkeys(f"{form.format} rows with {_columns(form)}" for form in forms))
     rows = "1 row" if tally.bad.count == 1 else f"{tally.bad.count} rows"
     raise DataError(
         f"data.{request.purpose}: {rows} cannot be used{shown}:\n  " + "\n  ".join(tally.bad.examples),
-        seen=f"expected {request.data.format} rows with {names}",
+        seen=f"expected {names}",
         fix="mend the rows, data.fields or data.sequence_length, or set data.skip_bad_rows: true to leave them out",
     )
+
+
+def _columns(data: DataJob) -> str:
+    return expected_columns(data.format, Format.of(data).fields)
 
 
 def _refuse_empty(request: SetRequest, tally: _Tally, writer: SetWriter) -> None:
@@ -366,7 +423,7 @@ def _refuse_empty(request: SetRequest, tally: _Tally, writer: SetWriter) -> None
         return
     key = "data.eval" if request.purpose == "evaluation" else "data.train"
     cut_off = f" after data.eval: {request.data.evaluation_fraction}" if request.side else ""
-    source = request.source.hub or ", ".join(request.source.files)
+    source = ", ".join(str(name) for part in request.source.parts for name in ([part.hub] if part.hub else part.files))
     examples = "".join(f"\n  {example}" for example in tally.bad.examples)
     raise DataError(
         f"{key}: no token to learn in {source}{cut_off}",
@@ -382,15 +439,14 @@ class Fitter:
         self._writer = writer
         self._limit = data.sequence_length
         self._rule = data.overlong
-        self._splits = FORMATS[data.format].whole and data.overlong == "split"
         self._pending: list[int] = []
         self._pending_learned = bytearray()
         self.num_truncated = 0
 
     def take(self, encoded: Encoded) -> None:
         """Add a document or a piece of one; raises RowError for a row that cannot be used."""
-        if self._splits:
-            self._writer.add(encoded.ids, encoded.learned, continues=encoded.document.continues)
+        if encoded.document.whole and self._rule == "split":
+            self._writer.add_text(encoded.ids, continues=encoded.document.continues)
             return
         # one token more than fits is enough to know that the document is too long
         room = self._limit + 1 - len(self._pending)

@@ -103,7 +103,8 @@ def _load_tooling(job: Job, folder: ModelFolder) -> Tooling:
     # the folder itself also for a hub model, unless it needs the Python files that only the hub has
     model = job.model if job.model.trust_remote_code else dataclasses.replace(job.model, path=str(folder.path))
     tokenizer = load_tokenizer(model)
-    render = chat_renderer(tokenizer, model=folder.name) if FORMATS[job.data.format].messages is not None else None
+    chat = any(FORMATS[name].messages is not None for name in job.data.formats)
+    render = chat_renderer(tokenizer, model=folder.name) if chat else None
     return Tooling(
         encoder=Encoder(tokenizer),
         format=Format.of(job.data, render),

@@ -19,6 +19,8 @@ class TokenSpan:
     segments: tuple[Segment, ...]
     follows: bool = False
     continues: bool = False
+    whole: bool = False
+    """All of it is learned; it may go on in the next sample."""
     templated: bool = False
     """The chat template has written the special tokens already."""
 
@@ -82,8 +84,9 @@ def _pieces(row: SourceRow, text: str) -> Iterator[TokenSpan]:
     follows = row.follows
     while len(text) > PIECE_CHARS:
         at = cut(text, PIECE_CHARS)
-        yield TokenSpan(row=row, segments=(Segment(text[:at], learned=True),), follows=follows, continues=True)
+        segment = Segment(text[:at], learned=True)
+        yield TokenSpan(row=row, segments=(segment,), whole=True, follows=follows, continues=True)
         text, follows = text[at:], True
     if text or follows or row.continues:
         segment = Segment(text, learned=True)
-        yield TokenSpan(row=row, segments=(segment,), follows=follows, continues=row.continues)
+        yield TokenSpan(row=row, segments=(segment,), whole=True, follows=follows, continues=row.continues)

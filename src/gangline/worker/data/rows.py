@@ -20,8 +20,9 @@ def read_files(
 
     columns: what the format needs; tables of columns read nothing else.
     passages: cut text files into documents of about `PASSAGE_CHARS`.
+    position: goes on from where it is.
     """
-    base = 0
+    base = position.done_bytes
     for file in files:
         if file_kind(file) in {"parquet", "arrow"}:
             with readable(file):
@@ -95,6 +96,5 @@ def _arrow(file: str, columns: frozenset[str]) -> Iterator[tuple[float, Any]]:
 
 
 def _wanted(names: list[str], columns: frozenset[str]) -> list[str] | None:
-    """The columns to read; None: all, so that a column that is missing shows up with the names that are there."""
-    wanted = [name for name in names if name in columns]
-    return wanted if len(wanted) == len(columns) else None
+    """The columns to read; None: all, so that rows without any of them show the names that are there."""
+    return [name for name in names if name in columns] or None

@@ -219,21 +219,30 @@ class SetWriter:
         """Positions with a target so far."""
         return sum(self._row_labels)
 
-    def add(self, ids: Sequence[int], learned: bytearray, *, continues: bool = False) -> None:
-        """Add a document, or the next piece of one that `continues` in the next call.
-
-        A document longer than a sample becomes several rows; only sets in which all is learned have such ones.
-        """
+    def add(self, ids: Sequence[int], learned: bytearray) -> None:
+        """Add a document that fits into a sample. learned: 1 where a token is a target."""
         self._tokens.extend(ids)
         if self._masked:
             self._learned += learned
-            self._close_row(self._end, labels=sum(learned[1:]), continues=False)
-        else:
-            # strictly more: a row that is just full may be the document's last
-            while self._end - self._row_starts[-1] > self._length:
-                self._close_row(self._row_starts[-1] + self._length, labels=self._length, continues=True)
-            if not continues:
-                self._close_row(self._end, labels=self._end - self._row_starts[-1] - 1, continues=False)
+        self._close_row(self._end, labels=sum(learned[1:]), continues=False)
+        self._flush_if_full()
+
+    def add_text(self, ids: Sequence[int], *, continues: bool = False) -> None:
+        """Add a document of which all is learned, or the next piece of one that `continues` in the next call.
+
+        One that is longer than a sample becomes several rows.
+        """
+        self._tokens.extend(ids)
+        if self._masked:
+            self._learned += b"\1" * len(ids)
+        # strictly more: a row that is just full may be the document's last
+        while self._end - self._row_starts[-1] > self._length:
+            self._close_row(self._row_starts[-1] + self._length, labels=self._length, continues=True)
+        if not continues:
+            self._close_row(self._end, labels=self._end - self._row_starts[-1] - 1, continues=False)
+        self._flush_if_full()
+
+    def _flush_if_full(self) -> None:
         if len(self._tokens) > FLUSH_TOKENS:
             self._flush()
 
