@@ -244,7 +244,14 @@ def _own_store(gang: Gang, rank: int, *, timeout: timedelta) -> dist.Store | Non
     if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not is_loopback(address):
         return None
     port = int(os.environ["MASTER_PORT"])
-    return loopback_store(dist.TCPStore, address, port, gang.world_size, True, timeout, multi_tenant=True)
+    try:
+        return loopback_store(dist.TCPStore, address, port, gang.world_size, True, timeout, multi_tenant=True)
+    except OSError as error:
+        raise RunFailed(
+            f"another program has taken port {port}, where the ranks of {gang.run_id} were to meet",
+            seen=str(error),
+            fix=f"start it again, with another port: gangline resume {gang.run_id}; ss -ltnp shows who listens",
+        ) from error
 
 
 def leave(code: int) -> NoReturn:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -393,3 +394,14 @@ def test_it_works_from_an_archive_that_has_no_name(tmp_path, agent_started):
         assert Path(host_part.folder, "agent.log").read_text() == ""
     finally:
         kill_left(host_part)
+
+
+def test_a_port_that_another_program_has_taken_is_named_before_anything_is_started(tmp_path):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        host_part = dataclasses.replace(part(tmp_path, "pc1", "0=plain"), ranks=(0,), meet=("127.0.0.1", port))
+        done = start(host_part)
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert f"another program has taken port {port}" in said["seen"]
+    assert not list(tmp_path.rglob("rank-*.pid"))

@@ -449,6 +449,23 @@ def test_a_claim_ends(tmp_path):
     assert free_ports.free(asked)["port"] == first
 
 
+def test_users_of_one_host_begin_at_ports_of_their_own():
+    firsts = [next(free_ports.own_order(29500, 29999, uid)) for uid in (0, 1000, 1001, 1002, 1020)]
+    assert firsts == [29500, 29500, 29537, 29574, 29740]
+    assert sorted(free_ports.own_order(29500, 29509, 1001)) == list(range(29500, 29510))
+
+
+def test_a_port_that_is_held_for_a_launcher_is_nobody_elses_and_the_launcher_can_listen_there():
+    asked = {"address": HERE, "range": [29900, 29999]}
+    port = free_ports.free(asked)["port"]
+    with free_ports.reserve(port):
+        assert free_ports.free(asked)["port"] != port
+        with socket.create_server(("", port)), pytest.raises(OSError, match="in use"):
+            free_ports.reserve(port)
+        # where nothing else is left it is better than none
+        assert free_ports.free({"address": HERE, "range": [port, port]})["port"] == port
+
+
 def test_free_port_is_a_program():
     done = run("free-port", {"address": HERE, "range": [29500, 29999]})
     assert json.loads(done.stdout)["port"] >= 29500

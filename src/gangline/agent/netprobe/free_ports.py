@@ -25,6 +25,11 @@ from typing import Any, Iterator
 from gangline.agent.host_facts.interfaces import ephemeral_range
 from gangline.agent.netprobe import path as hello
 
+FIRST_USER = 1000
+"""The first user of a computer begins at the beginning of the range, as root does."""
+STRIDE = 37
+"""Between two users that follow each other."""
+
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
     """The verb: the first port of the range that nobody listens on and nobody has claimed."""
@@ -32,11 +37,12 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
     avoid, taken = set(request.get("avoid", ())), []
     ephemeral = ephemeral_range()
     with _claims(request.get("claims"), float(request.get("hold_s", 0))) as claims:
-        for port in range(low, high + 1):
+        order = list(own_order(low, high, os.getuid()))
+        for port, reuse in [*((port, False) for port in order), *((port, True) for port in order)]:
             if port in avoid or claims.holds(port):
                 continue
-            if not is_free(str(request["address"]), port):
-                taken.append(port)
+            if not is_free(str(request["address"]), port, reuse=reuse):
+                taken += [] if port in taken else [port]
                 continue
             claims.take(port)
             exposed = ephemeral[0] <= port <= ephemeral[1]
@@ -44,12 +50,25 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
     return {"port": None, "taken": taken, "ephemeral": ephemeral, "may_be_given_away": False}
 
 
-def is_free(address: str, port: int) -> bool:
-    """Whether a server could listen there: torch's binds all addresses, so nobody may have the port on any."""
+def own_order(low: int, high: int, uid: int) -> Iterator[int]:
+    """The ports of a range, from another one on for each user: users of one host do not see each other's claims."""
+    size = high - low + 1
+    first = uid % FIRST_USER * STRIDE % size
+    for number in range(size):
+        yield low + (first + number) % size
+
+
+def is_free(address: str, port: int, *, reuse: bool = False) -> bool:
+    """Whether a server could listen there: torch's binds all addresses, so nobody may have the port on any.
+
+    Neither may a host agent hold it for a launcher that is to listen there (`reserve`). reuse: that and connections of
+    a minute ago are no hindrance; torch's server does without them.
+    """
     for where in ("", address):
         sock, target = hello.socket_for(where, port, socket.SOCK_STREAM)
         with sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuse:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 sock.bind(target)
                 sock.listen(1)
@@ -57,6 +76,20 @@ def is_free(address: str, port: int) -> bool:
                 if error.errno != errno.EADDRNOTAVAIL:
                     return False
     return True
+
+
+def reserve(port: int) -> socket.socket:
+    """Hold a port until the socket is closed. A server that asks for SO_REUSEADDR, as torch's does, can still listen
+    there; nobody who looks by `is_free` takes it. Raises OSError where somebody listens.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("", port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 class RecentPorts:

@@ -24,6 +24,7 @@ import os
 import pkgutil
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from gangline.agent.host_files import CONSOLE_LOG
+from gangline.agent.netprobe import free_ports
 from gangline.agent.supervise import processes, warm_pool
 from gangline.agent.supervise.detach import Ready, Revive, detach, log_to, own
 from gangline.agent.supervise.leases import TAG, Leases, forget
@@ -134,12 +136,15 @@ class HostAgent:
         self._folders = [request["folder"]]
         """Of the parts that it has had; the first is in the environment of all that it started."""
         self._secrets: Dict[str, str] = {}
+        self._door: Optional[socket.socket] = None
+        """Holds the port where launchers or ranks meet, until one of them listens there."""
         self._look_at = float("-inf")
         """When it is looked next whether the run has a supervisor."""
 
     def start(self, secrets: Dict[str, str]) -> None:
         """Start the command, write agent.json and the first status; raises VerbFailed."""
         processes.become_subreaper()
+        self._hold_port()
         try:
             if self._pool is not None:
                 self._pool.prepare(self.part.request)
@@ -151,6 +156,20 @@ class HostAgent:
         assert command is not None
         self.command = command
         self._stand()
+
+    def _hold_port(self) -> None:
+        """Hold the port where the gang is to meet, on its head; raises VerbFailed where another program has it."""
+        meet = self.part.request.get("meet")
+        if not meet or 0 not in self.part.request.get("ranks", ()):
+            return
+        try:
+            self._door = free_ports.reserve(int(meet[1]))
+        except OSError as error:
+            raise VerbFailed(
+                "the gangline agent did not start",
+                seen=f"another program has taken port {meet[1]}, where the ranks were to meet: {error.strerror}",
+                fix=f"start again: another port is chosen then; ss -ltnp shows who listens at {meet[1]}",
+            ) from error
 
     def watch(self) -> None:
         """Follow until nothing is left of what it owns: of its part, and of those that it takes over."""
@@ -193,6 +212,9 @@ class HostAgent:
         while not self._has_ended and self.part.leaving.order != "kill" and not self.part.is_spent(self.command):
             self._pause(TICK_S)
             self.part.look(self.command, signal_order=self.signal_order)
+            if self._door is not None and self.part.has_met:
+                self._door.close()
+                self._door = None
 
     def _finish(self) -> None:
         is_spent = not self._has_ended and self.part.leaving.order != "kill"

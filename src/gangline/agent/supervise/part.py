@@ -275,6 +275,11 @@ class HostPart:
             self._expire()
         self._status.update(self._facts())
 
+    @property
+    def has_met(self) -> bool:
+        """Whether somebody of this part listens where the gang meets, or its ranks have joined."""
+        return self._signs.joined or (self._signs.seen["met"] and bool(self.ranks.processes))
+
     def lose_launcher(self) -> None:
         """The launcher above the host agent has ended, and nothing was ordered before that."""
         self._is_unlaunched = self.leaving.order is None
