@@ -14,6 +14,7 @@ from gangline.cli.options import AsJson, argument, option
 from gangline.cli.output import Terminal, print_answer, process_age_s
 from gangline.context import cluster_file, default_home
 from gangline.decide.inspect import InspectOptions, InspectResult
+from gangline.decide.told_before import acknowledged_line, is_acknowledged
 from gangline.errors import CheckFailed
 from gangline.report.check_view import finding_lines, host_table, network_lines, pair_lines, skipped_line, sum_line
 
@@ -56,7 +57,8 @@ def command(
     }
     print_answer(answer, _screen(inspection, options, seconds), as_json=as_json)
     require(inspection.findings)
-    if strict and any(finding.severity == "warn" for finding in inspection.findings):
+    warned = [finding for finding in inspection.findings if finding.severity == "warn"]
+    if strict and not all(is_acknowledged(finding, inspection.cluster) for finding in warned):
         raise CheckFailed("a check warns, and --strict was asked for", fix="see above")
 
 
@@ -68,7 +70,8 @@ def _screen(inspection: InspectResult, options: InspectOptions, seconds: float) 
         "",
         *(network_lines(inspection.networks) if options.wants("network") else []),
         *pair_lines(inventory.pairs),
-        *finding_lines(inventory, findings),
+        *finding_lines(inventory, [each for each in findings if not is_acknowledged(each, inspection.cluster)]),
+        *acknowledged_line(findings, inspection.cluster),
         *skipped_line(inspection.skipped),
         sum_line(findings, hosts=hosts, tier=options.tier, seconds=seconds),
     ]

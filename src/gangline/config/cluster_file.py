@@ -53,6 +53,7 @@ def resolve_cluster(
         ports=ports,
         supervisor=words.supervisor,
         backend=words.backend,
+        acknowledged=tuple(words.acknowledged),
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from gangline.config.fields import (
     ADDRESS,
     DESTINATION,
+    FINDING,
     HOST_KEY,
     HOST_PATH,
     LOADABLE,
@@ -27,6 +28,7 @@ from gangline.config.fields import (
 NONE = OrNone()
 SSH_FIX = "write, for example, `ssh: alice@192.168.1.10`, or a name of your ssh_config; `port` is a key of its own"
 SHARED_FIX = "write the whole path, such as /mnt/nas"
+FINDING_FIX = "write the id of a warning as `gangline check` prints it, such as E-SEC-04"
 KEY_FIX = "delete the line, then gangline init --pin CLUSTER reads the key and writes it"
 KIND_FIX = "write `locked`, or a mapping with one of the keys lock, conda, modules, apptainer, python"
 
@@ -118,3 +120,9 @@ class ClusterWords(Section):
     backend: Annotated[Name, Field(examples=["direct", "mpirun"])] = "direct"
     """What starts gangline on the hosts. `direct`: one ssh connection per host. `mpirun`: one OpenMPI `mpirun` on the
     head. Other packages may add more."""
+    acknowledged: Annotated[
+        list[Annotated[str, Field(pattern=FINDING, json_schema_extra={"x-fix": FINDING_FIX})]],
+        OneOrMore(),
+        Field(examples=[["E-SEC-04"]]),
+    ] = Field(default=[])
+    """Ids of warnings that you know of: starts and `check` then name them in one line. A failure stays one."""

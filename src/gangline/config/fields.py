@@ -28,6 +28,7 @@ HOST_PATH = r"^(/|~/)[\w .+@%=,/-]*$"
 HOST_PROGRAM = r"^((/|~/)[\w .+@%=,/-]*[\w+]|[A-Za-z0-9_][A-Za-z0-9_.+-]*)$"
 ROOT_PATH = r"^/[\w .+@%=,/-]*$"
 LOADABLE = r"^[A-Za-z0-9_][A-Za-z0-9_.+/-]*$"
+FINDING = r"^E-[A-Z]+-[0-9]{2}$"
 PORTS = r"^[1-9][0-9]{2,4}-[1-9][0-9]{2,4}$"
 PLUGIN = r"^[A-Za-z][A-Za-z0-9_.-]{0,62}$"
 DURATION = f"^{A_DURATION.pattern}$"
@@ -45,6 +46,7 @@ PATTERNS = {
     HOST_PROGRAM: "a program on the host: its name, or a path that begins with `/` or `~/`",
     ROOT_PATH: "a path that begins with `/`",
     LOADABLE: "a module of the host, such as cuda/12.8",
+    FINDING: "the id of a finding, such as E-SEC-04",
     PORTS: "a range of ports, such as 29500-29599",
     PLUGIN: "the name of a plug-in",
     DURATION: "a time with its unit, such as 30s, 5m or 2h",

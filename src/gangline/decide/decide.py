@@ -10,6 +10,7 @@ from gangline.context import Context
 from gangline.decide.forecast import JobForecast, forecast_job
 from gangline.decide.hosts import refit_profiles, world_of
 from gangline.decide.inspect import START, InspectResult, inspect
+from gangline.decide.told_before import start_lines
 from gangline.inventory.facts import Inventory
 from gangline.planner.machines import PlannedCluster
 from gangline.planner.plan import Plan, make_plan
@@ -64,7 +65,7 @@ def decide(job: Job, cluster: Cluster, context: Context) -> Decision:
         divides=job_forecast.divides,
         notes=job_forecast.dated(inspection.inventory) if job_forecast.runnable else (),
     )
-    for line in (*explain(drafted), *(line for finding in inspection.findings for line in finding.lines())):
+    for line in (*explain(drafted), *start_lines(inspection.findings, cluster, context.home)):
         context.console.report(line)
     return Decision(
         job=job, cluster=cluster, inspection=inspection, plan=drafted, world=world, job_forecast=job_forecast

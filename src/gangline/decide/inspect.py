@@ -11,6 +11,7 @@ from typing import Any
 from gangline.checks.judge import FAMILIES, family_prefixes, judge, prefixes, skipped
 from gangline.checks.rules import Finding
 from gangline.context import Context, Transports
+from gangline.decide.told_before import start_lines
 from gangline.errors import GanglineError
 from gangline.inventory.facts import BuildFacts, Inventory
 from gangline.inventory.folders import Compared, CopyOnHost, plain, probe_disks, probe_shared
@@ -131,7 +132,7 @@ def inspect(cluster: Cluster, options: InspectOptions, context: Context, *, sile
         )
     elif not options.only:
         _keep(inspection, context)
-    for line in () if silent else (line for finding in inspection.findings for line in finding.lines()):
+    for line in () if silent else start_lines(inspection.findings, cluster, context.home):
         console.report(line)
     return inspection
 

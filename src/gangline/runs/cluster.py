@@ -83,6 +83,8 @@ class Cluster(Record):
     """Where the process lives that looks after a run; auto: on the head, if it reaches the other hosts by ssh."""
     backend: str = "direct"
     """What starts the host agents (`gangline.launch.backends`)."""
+    acknowledged: tuple[str, ...] = ()
+    """Ids of warnings that the user knows of."""
 
     @property
     def head(self) -> Host:
