@@ -302,7 +302,7 @@ def package_files(package: str) -> Mapping[str, bytes]:
         found = distribution(package)
     except PackageNotFoundError as error:
         raise PluginError(
-            f"the package {package} is not installed here",
+            f"the package {package} is not installed on this computer",
             seen="a plug-in of it is used by this job or cluster",
             fix=f"pip install {package}, into the Python that runs gangline",
         ) from error

@@ -323,6 +323,6 @@ def test_a_package_that_cannot_travel_is_refused(tmp_path, modules, expected):
         with pytest.raises(PluginError, match="mine cannot be brought to the hosts") as caught:
             package_files("mine")
         assert expected in caught.value.seen
-    with pytest.raises(PluginError, match="is not installed here"):
+    with pytest.raises(PluginError, match="is not installed on this computer"):
         package_files("nobody-has-this")
     assert all(plugin.package != "mine" for plugin in find_plugins())

@@ -81,7 +81,7 @@ def python_here(
             key,
             seen=f"{quote(text)}, which is no program on this computer",
             expected="a Python with gangline[train] installed",
-            fix="write the whole path of a Python, or delete the line for the one that runs gangline here",
+            fix="write the whole path of a Python, or delete the line for the one that runs gangline on this computer",
             reads=reads,
         )
     return str(found or text)

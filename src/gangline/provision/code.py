@@ -130,8 +130,8 @@ class Selection:
         first = f"{name}: {count} {'file' if count == 1 else 'files'}, {format_bytes(self.num_bytes)}"
         some = list(self.left_out.items())[:10]
         more = len(self.left_out) - len(some)
-        left = [f"  stays here: {shown(path)} ({why})" for path, why in some]
-        more_left = [f"  and {more} more stay here"] if more else []
+        left = [f"  stays on this computer: {shown(path)} ({why})" for path, why in some]
+        more_left = [f"  and {more} more stay on this computer"] if more else []
         return [first, *([f"  {self.note}"] if self.note else []), *left, *more_left]
 
 
@@ -488,7 +488,8 @@ class Laid:
 
     def lines(self, attempt: int) -> list[str]:
         """What is other than in that attempt, for people."""
-        said = {"changed": self.changed, "gone": self.removed, "gone here, and kept as the run left it": self.kept}
+        kept = "gone on this computer, and kept as the run left it"
+        said = {"changed": self.changed, "gone": self.removed, kept: self.kept}
         return [
             f"project    {', '.join(map(shown, names[:5]))}{_and_more(names[5:])} {word} since attempt {attempt}"
             for word, names in said.items()

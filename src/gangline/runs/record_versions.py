@@ -147,7 +147,7 @@ def version_of(value: dict[str, Any], where: str) -> tuple[int, int] | None:
         raise NewerRecord(
             f"{where} was written by a newer gangline",
             seen=f"expected version {SCHEMA_VERSION[0]}.x, found {said}; this is gangline {gangline.__version__}",
-            fix="upgrade gangline here: pip install --upgrade gangline",
+            fix="upgrade gangline on this computer: pip install --upgrade gangline",
         )
     return version
 

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from gangline.errors import GanglineError
@@ -34,16 +35,18 @@ def reasons(cluster: Cluster) -> list[str]:
     """Why hosts of the cluster cannot be reached from this one; tried all at once."""
     others = [host for host in cluster.hosts if host.transport != "local"]
     with ThreadPoolExecutor(max_workers=32) as pool:
-        return [reason for reason in pool.map(_reason, others) if reason]
+        return [reason for reason in pool.map(partial(_reason, own=cluster.head.name), others) if reason]
 
 
-def _reason(host: Host) -> str | None:
+def _reason(host: Host, *, own: str) -> str | None:
+    """own: the name of this host."""
     transport = connect(host)
     try:
         transport.home()
     except GanglineError as error:
         if NO_KEY in error.what:  # the reader is at another computer
-            return f"{host.name} lets no key of mine in (to be typed here: {error.fix.partition(';')[0]})"
+            command = error.fix.partition(";")[0].partition(" brings")[0]
+            return f"{host.name} lets no key of {own} in (to be typed on {own}: {command})"
         seen = error.seen.splitlines()[:1]
         return " ".join([error.what, *(f"({line.rstrip('.')})" for line in seen)])
     finally:

@@ -64,7 +64,7 @@ def test_every_host_gets_the_same_bytes_links_and_programs(tmp_path: Path, folde
         assert (there / "train.py").stat().st_mode & 0o777 == 0o600
         assert (there / "latest.py").readlink() == Path("lib/model.py")
         assert not (there / ".env").exists()
-    assert lines.said == ["project    my-project: 4 files, 36 B", "  stays here: .env (may hold secrets)"]
+    assert lines.said == ["project    my-project: 4 files, 36 B", "  stays on this computer: .env (may hold secrets)"]
     verify_project(project, cluster, transports)
 
 
@@ -207,7 +207,7 @@ def test_on_resume_what_changed_is_laid_over_what_the_script_wrote(tmp_path: Pat
     assert laid.lines(1) == [
         "project    train.py changed since attempt 1",
         "project    old.py gone since attempt 1",
-        "project    notes.txt gone here, and kept as the run left it since attempt 1",
+        "project    notes.txt gone on this computer, and kept as the run left it since attempt 1",
     ]
     assert (there / "train.py").read_text() == "import lib"
     assert not (there / "old.py").exists()

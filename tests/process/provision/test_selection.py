@@ -129,9 +129,9 @@ def test_what_stays_behind_is_told_with_the_reason(folder: Path) -> None:
     lines = select(folder).lines("project")
     assert lines[0] == "project: 1 file, 17 B"
     assert lines[1:] == [
-        "  stays here: .env (may hold secrets)",
-        "  stays here: data (a link that leaves the folder)",
-        "  stays here: key.txt (a private key)",
+        "  stays on this computer: .env (may hold secrets)",
+        "  stays on this computer: data (a link that leaves the folder)",
+        "  stays on this computer: key.txt (a private key)",
     ]
 
 
