@@ -4,6 +4,7 @@
     completion   prompt, completion            learns the completion and the end-of-text token
     instruction  instruction, output           learns the output and the end-of-text token
                  (input, system, history)
+    alpaca       instruction, output (input)   the same below the sentences of Stanford Alpaca, letter by letter
     chat         messages                      learns the assistant's messages, by the chat template
                  or prompt, completion         the same, of the completion only; both are texts or lists of messages
                  or instruction, output        the same, of an instruction row with the answers in its history
@@ -99,6 +100,13 @@ def instruction_prompt(instruction: str, text: str = "") -> str:
     """The words before the output of an instruction row; what to type to a model tuned on such rows."""
     given = f"### Input:\n{text}\n\n" if text else ""
     return f"### Instruction:\n{instruction}\n\n{given}### Response:\n"
+
+
+def alpaca_prompt(instruction: str, text: str = "") -> str:
+    """The words of Stanford Alpaca before the output of a row, letter by letter."""
+    given = ", paired with an input that provides further context" if text else ""
+    task = f"Below is an instruction that describes a task{given}. "
+    return f"{task}Write a response that appropriately completes the request.\n\n{instruction_prompt(instruction, text)}"
 
 
 def _answered(prompt: str, answer: str) -> tuple[Segment, ...]:
@@ -333,6 +341,13 @@ FORMATS: Table[DataFormat] = Table(
             segments=_instruction,
             answer="output",
             prompt=instruction_prompt,
+        ),
+        "alpaca": DataFormat(
+            roles=("instruction", "input", "output"),
+            optional=frozenset({"input"}),
+            segments=lambda row: _answered(alpaca_prompt(row["instruction"], row["input"]), row["output"]),
+            answer="output",
+            prompt=alpaca_prompt,
         ),
         "completion": DataFormat(
             roles=("prompt", "completion"),

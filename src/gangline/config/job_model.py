@@ -228,8 +228,8 @@ class DataWords(Section):
     ] = None
     """Rows to evaluate on, written like `train`; a fraction of the training rows, such as 0.05; or `none`."""
     format: Annotated[str, RowOf(FORMATS)] = "text"
-    """`text`: loss on every token. `instruction` (instruction, input, output), `completion` (prompt, completion) and
-    `chat` (messages, through the chat template): loss on the answers only. See [data](data.md)."""
+    """`text`: loss on every token. `instruction` and `alpaca` (instruction, input, output), `completion` (prompt,
+    completion) and `chat` (messages, through the chat template): on the answers only. See [data](data.md)."""
     fields: Annotated[dict[Text, Text], Field(examples=[{"prompt": "question"}])] = Field(default={})
     """Names of the columns, where they are not called like the format's roles: `{prompt: question}`; names in messages,
     too: `{messages: conversations, role: from, content: value}` for ShareGPT."""
@@ -240,8 +240,8 @@ class DataWords(Section):
     """Tokens in a sample at the most."""
     packing: bool = True
     """Fill a sample with several rows, which cannot see each other."""
-    overlong: Literal["split", "truncate", "fail"] | None = None
-    """What to do with a row that is longer than a sample; `split` is for text only.
+    overlong: Literal["split", "truncate", "drop", "fail"] | None = None
+    """What to do with a row that is longer than a sample; `split` is for text only; `drop`: leave the row out.
     Left out: `split` for text, `truncate` for the other formats."""
     max_samples: Annotated[Count | None, NONE] = None
     """Rows to train on at the most, of all sources together."""

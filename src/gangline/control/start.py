@@ -283,6 +283,8 @@ def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, console: Con
     write_documents(layout, {"inputs": inputs.record, "plan": settled.to_json()})
     if counts.get("skipped_rows"):
         console.report(f"skipped    {counts['skipped_rows']} bad rows, such as {'; '.join(counts['bad_rows'][:3])}")
+    if counts.get("dropped_rows"):
+        console.report(f"dropped    {counts['dropped_rows']} rows that are longer than a sample (data.overlong: drop)")
     console.report(f"data       {length(settled)}")
     return settled
 

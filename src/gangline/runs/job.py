@@ -129,8 +129,8 @@ class DataJob:
     """Tokens in a sample at the most."""
     packing: bool = True
     """Fill a sample with several documents that cannot see each other."""
-    overlong: Literal["split", "truncate", "fail"] = "split"
-    """A text row longer than a sample is split; other formats know `truncate` and `fail`."""
+    overlong: Literal["split", "truncate", "drop", "fail"] = "split"
+    """A text row longer than a sample is split; other formats know `truncate`, `drop` and `fail`."""
     skip_bad_rows: bool = False
     max_samples: int | None = None
     """Rows to train on at the most, of all sources; see `SourceJob.max_samples`. They are counted before a part of them

@@ -65,6 +65,24 @@ def test_instruction_writes_its_headings_and_learns_the_output(tokens_of, write_
     assert seen(samples[2], tokenizer) == "### Instruction:\nRest\n\n### Response:\nnow</s>"
 
 
+def test_alpaca_writes_the_words_of_stanford_and_learns_the_output(tokens_of, write_rows, tokenizer, as_filed):
+    rows = [
+        {"instruction": "Count", "input": "dogs", "output": "six"},
+        {"instruction": "Rest", "output": "now"},
+    ]
+    samples = as_filed(tokens_of(write_rows(rows), format="alpaca", packing=False, sequence_length=512))
+    assert [learned(sample, tokenizer) for sample in samples] == ["six</s>", "now</s>"]
+    assert seen(samples[0], tokenizer) == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nCount\n\n### Input:\ndogs\n\n### Response:\nsix</s>"
+    )
+    assert seen(samples[1], tokenizer) == (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+        "\n\n### Instruction:\nRest\n\n### Response:\nnow</s>"
+    )
+
+
 def test_a_tokenizer_that_puts_bos_first_keeps_doing_so_and_it_is_not_learned(make_model, tokens_of, write_rows):
     folder = make_model(bos=True)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -153,6 +171,19 @@ class TestLongRows:
         short = {"text": "six"} if kind == "text" else {"prompt": "a", "completion": "b"}
         with pytest.raises(DataError, match=r"rows.jsonl:2: longer than data.sequence_length \(16 tokens\)"):
             tokens_of(write_rows([short, row]), format=kind, overlong="fail", sequence_length=16)
+
+    @pytest.mark.parametrize("kind", ["completion", "text"])
+    def test_drop_leaves_the_row_out_and_counts_it(self, tokens_of, write_rows, kind):
+        rows = {
+            "completion": [{"prompt": "how?", "completion": self.LONG}, {"prompt": self.LONG, "completion": "six"}],
+            "text": [{"text": self.LONG}, {"text": self.LONG}],
+        }[kind]
+        short = {"completion": {"prompt": "a", "completion": "b"}, "text": {"text": "six dogs"}}[kind]
+        tokens = tokens_of(write_rows([*rows, short]), format=kind, overlong="drop", sequence_length=16)
+        assert tokens.manifest["counts"]["dropped_rows"] == 2
+        assert tokens.manifest["counts"]["truncated_rows"] == 0
+        assert len(tokens) == 1
+        assert tokens.manifest["counts"]["skipped_rows"] == 0
 
     def test_a_prompt_that_fills_the_sample_is_a_bad_row(self, tokens_of, write_rows):
         rows = write_rows([{"prompt": self.LONG, "completion": "six"}])

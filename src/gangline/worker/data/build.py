@@ -5,6 +5,7 @@ A document longer than a sample follows the job's rule (`data.overlong`):
 split      a text goes on in the next row, and no label is lost; rows of other formats are truncated (an answer cut in
            the middle of a conversation would be learned without its question)
 truncate   tokens beyond the sample's end are left out, and counted
+drop       the row is left out, and counted
 fail       the row cannot be used
 """
 
@@ -354,6 +355,7 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
                 "source_rows": tally.rows,
                 "skipped_rows": tally.bad.count,
                 "truncated_rows": fitter.num_truncated,
+                "dropped_rows": fitter.num_dropped,
             },
             "bad_rows": tally.bad.examples,
         }
@@ -442,6 +444,7 @@ class Fitter:
         self._pending: list[int] = []
         self._pending_learned = bytearray()
         self.num_truncated = 0
+        self.num_dropped = 0
 
     def take(self, encoded: Encoded) -> None:
         """Add a document or a piece of one; raises RowError for a row that cannot be used."""
@@ -461,6 +464,9 @@ class Fitter:
         overlong = len(ids) > self._limit
         if overlong and self._rule == "fail":
             raise RowError(f"longer than data.sequence_length ({self._limit} tokens)")
+        if overlong and self._rule == "drop":
+            self.num_dropped += 1
+            return
         ids, learned = ids[: self._limit], learned[: self._limit]
         if not any(learned[1:]):
             if overlong:

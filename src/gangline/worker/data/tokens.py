@@ -12,7 +12,7 @@
       set.json                               counts, and size, dtype and hash of every file; written last
 
 Counts: samples; rows (a text that was split is several); tokens; label_tokens (positions with a target); and of the
-source: source_rows, skipped_rows, truncated_rows.
+source: source_rows, skipped_rows, truncated_rows, dropped_rows.
 
 Little-endian, without headers. A folder with this name is whole: it is written elsewhere and renamed. Samples are in
 an order that is random and always the same for as many of them, so that any first few are a fair choice.
