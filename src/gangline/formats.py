@@ -106,7 +106,9 @@ def alpaca_prompt(instruction: str, text: str = "") -> str:
     """The words of Stanford Alpaca before the output of a row, letter by letter."""
     given = ", paired with an input that provides further context" if text else ""
     task = f"Below is an instruction that describes a task{given}. "
-    return f"{task}Write a response that appropriately completes the request.\n\n{instruction_prompt(instruction, text)}"
+    return (
+        f"{task}Write a response that appropriately completes the request.\n\n{instruction_prompt(instruction, text)}"
+    )
 
 
 def _answered(prompt: str, answer: str) -> tuple[Segment, ...]:

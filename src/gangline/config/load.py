@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +22,19 @@ from gangline.config.document import (
     read_document,
 )
 from gangline.config.fields import NAME, PATTERNS
+from gangline.config.foreign import ForeignKind, kind_of, kind_of_text
 from gangline.config.job_file import resolve_job
 from gangline.config.job_model import FOREIGN, JobWords
-from gangline.config.mistakes import KeyPath, Mistakes, Position, folder_content, printable, quote, what_was_meant
+from gangline.config.mistakes import (
+    KeyPath,
+    Mistake,
+    Mistakes,
+    Position,
+    folder_content,
+    printable,
+    quote,
+    what_was_meant,
+)
 from gangline.config.validate import check
 from gangline.errors import SpecError, UsageError
 from gangline.plugins import Table
@@ -51,12 +63,54 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, needs_data: bool = Tr
     with all mistakes at once.
     """
     document = read_document(read_text(path, kind="job"), str(path))
+    _refuse_foreign(kind_of(document.values), path, ours="a job.yaml")
+    return _resolved_job(document, path, overrides, needs_data=needs_data)
+
+
+def _resolved_job(document: Document, path: Path, overrides: Sequence[str], *, needs_data: bool) -> Job:
     apply_overrides(document, overrides, JobWords)
     drop_rivals(document, rivals=("epochs", "steps"))
     drop_rivals(document, rivals=("exact", "about"), within="batch")
     checked = check(JobWords, document, foreign=FOREIGN)
     checked.needs_data = needs_data
     return resolve_job(checked, folder=path.absolute().parent, default_name=_name(path, otherwise="job"))
+
+
+def job_mistakes(text: str, path: Path, overrides: Sequence[str] = ()) -> tuple[Mistake, ...]:
+    """What is off in the text of a job that is to stand at `path`, whether or not its data are there.
+
+    A job that another program writes is checked with it before it is written.
+    """
+    document = read_document(text, str(path))
+    try:
+        _resolved_job(document, path, overrides, needs_data=False)
+    except SpecError:
+        if not document.mistakes.found:
+            raise
+    return tuple(document.mistakes.found)
+
+
+def read_values(path: Path, *, kind: str) -> dict[str, Any]:
+    """The plain values of a YAML or JSON file of another tool. Raises SpecError."""
+    text = read_text(path, kind=kind)
+    if path.suffix.lower() == ".json":
+        with contextlib.suppress(ValueError):
+            values = json.loads(text)
+            if isinstance(values, dict):
+                return values
+    document = read_document(text, str(path))
+    document.mistakes.raise_if_any()
+    return document.values
+
+
+def _refuse_foreign(kind: ForeignKind | None, path: Path, *, ours: str) -> None:
+    """Raise SpecError for a file of another tool: none of its keys is a slip of the pen."""
+    if kind is not None:
+        raise SpecError(
+            str(path),
+            seen=f"a file of {kind.tool} with {kind.holds}; expected {ours}",
+            fix=f"gangline convert {path}",
+        )
 
 
 def load_cluster(
@@ -77,7 +131,9 @@ def read_cluster_text(
 ) -> Cluster:
     """The cluster that the text of a file means, whether it has been written yet or not; see `load_cluster`."""
     name = _name(path, otherwise="cluster")
+    _refuse_foreign(kind_of_text(text), path, ours="a cluster.yaml or a hostfile")
     document = parse_hostfile(text, str(path)) if _is_hostfile(path, text) else read_document(text, str(path))
+    _refuse_foreign(kind_of(document.values), path, ours="a cluster.yaml or a hostfile")
     apply_overrides(document, overrides, ClusterWords)
     checked = check(ClusterWords, document)
     folder = path.absolute().parent
