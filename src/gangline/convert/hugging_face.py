@@ -6,7 +6,7 @@ trl/trainer/model_config.py, trl/scripts/utils.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gangline.convert import features as lacks
@@ -99,6 +99,79 @@ def schedule_name(foreign: Foreign) -> str:
     return str(name).lower()
 
 
+FROM_ZERO: Mapping[str, Any] = {"schedule.warmup_from_zero": True}
+"""A warm-up of transformers begins with a step at a rate of 0."""
+
+
+def schedule_words(key: str) -> Rule:
+    """A key of `lr_scheduler_kwargs`, which means something to some schedules only."""
+
+    def rule(value: Any, foreign: Foreign) -> Outcome:
+        name, number = schedule_name(foreign), as_number(value)
+        found = _SCHEDULE_WORDS.get((name, key))
+        if found is not None and number is not None:
+            return same({found: number})
+        if key in {"lr_end", "min_lr"} and name in {"polynomial", "cosine_with_min_lr"} and number is not None:
+            return same({"schedule.final_ratio": number / foreign.number("learning_rate", 5e-5)})
+        if key == "num_cycles" and name == "cosine" and number == 0.5:
+            return dropped("one fall, as here")
+        if name == "warmup_stable_decay" and key == "decay_type" and value in {"cosine", "linear", "1-sqrt"}:
+            return same({"schedule.decay": value})
+        return refused(f"{lacks.SCHEDULE_DETAIL} ({key})", settled_by=("schedule",))
+
+    return rule
+
+
+_SCHEDULE_WORDS: Mapping[tuple[str, str], str] = {
+    ("cosine_with_min_lr", "min_lr_rate"): "schedule.final_ratio",
+    ("cosine_with_restarts", "num_cycles"): "schedule.cycles",
+    ("polynomial", "power"): "schedule.power",
+    ("inverse_sqrt", "timescale"): "schedule.timescale",
+    ("warmup_stable_decay", "num_decay_steps"): "schedule.decay_steps",
+    ("warmup_stable_decay", "min_lr_ratio"): "schedule.final_ratio",
+}
+SCHEDULE_KEYS = ("min_lr", "lr_end", "decay_type", *(key for _, key in _SCHEDULE_WORDS))
+"""Keys of `lr_scheduler_kwargs` that mean something to a schedule of ours."""
+
+
+def of_adam(rule: Rule) -> Rule:
+    """A key of the moments of Adam, which SGD and Adafactor do not read."""
+    return lambda value, foreign: rule(value, foreign) if has_moments(foreign) else dropped("no moments to decay")
+
+
+def has_moments(foreign: Foreign) -> bool:
+    """Whether the optimizer reads the betas and epsilon of Adam."""
+    return str(foreign.get("optim", foreign.get("optimizer", ""))) not in {"sgd", "adafactor"}
+
+
+def if_moments(value: Any) -> Callable[[Foreign], Any]:
+    """A default of those."""
+    return lambda foreign: value if has_moments(foreign) else None
+
+
+def _epsilon(foreign: Foreign) -> float | None:
+    """Lion has none."""
+    name = str(foreign.get("optim", foreign.get("optimizer", "")))
+    return 1e-8 if has_moments(foreign) and "lion" not in name else None
+
+
+def _polynomial_end(foreign: Foreign) -> float | None:
+    """Transformers lets the rate of `polynomial` fall to 1e-7, whatever it was."""
+    return 1e-7 / foreign.number("learning_rate", 5e-5) if schedule_name(foreign) == "polynomial" else None
+
+
+MOMENTS: tuple[Default, ...] = (
+    Default(job="optimizer.beta1", value=if_moments(0.9), reason="adam_beta1 is 0.9"),
+    Default(job="optimizer.beta2", value=if_moments(0.999), reason="adam_beta2 is 0.999"),
+    Default(job="optimizer.epsilon", value=_epsilon, reason="adam_epsilon is 1e-8"),
+    Default(job="optimizer.weight_decay", value=lambda _f: 0.0, reason="weight_decay is 0"),
+    Default(job="optimizer.clip_norm", value=lambda _f: 1.0, reason="max_grad_norm is 1"),
+    Default(job="schedule.final_ratio", value=_polynomial_end, reason="the rate falls to 1e-7"),
+    Default(job="seed", value=lambda _f: 42, reason="seed is 42"),
+)
+"""Defaults of transformers that trainers above it have, too."""
+
+
 def warmup(value: Any, foreign: Foreign) -> Outcome:
     """`warmup_steps` (a part of all steps below 1, since transformers 5) and `warmup_ratio`."""
     number = as_number(value)
@@ -109,8 +182,8 @@ def warmup(value: Any, foreign: Foreign) -> Outcome:
     if number == 0:
         return same({"schedule.warmup_steps": 0})
     if number < 1:
-        return same({"schedule.warmup_ratio": float(number)}, "a part of all steps")
-    return same({"schedule.warmup_steps": int(number)})
+        return same({"schedule.warmup_ratio": float(number), **FROM_ZERO}, "a part of all steps")
+    return same({"schedule.warmup_steps": int(number), **FROM_ZERO})
 
 
 def warmup_ratio(value: Any, foreign: Foreign) -> Outcome:
@@ -122,7 +195,7 @@ def warmup_ratio(value: Any, foreign: Foreign) -> Outcome:
         return refused(f"a value that is no part of the steps: {value!r}")
     if schedule_name(foreign) == "constant":
         return dropped("their `constant` has no warm-up")
-    return same({"schedule.warmup_ratio": float(number)} if number else {"schedule.warmup_steps": 0})
+    return same({"schedule.warmup_ratio": float(number), **FROM_ZERO} if number else {"schedule.warmup_steps": 0})
 
 
 def clip_norm(value: Any, _foreign: Foreign) -> Outcome:
@@ -280,9 +353,9 @@ def best_at_end(value: Any, _foreign: Foreign) -> Outcome:
 
 
 RATE: Mapping[str, Rule] = {
-    "adam_beta1": number_to("optimizer.beta1"),
-    "adam_beta2": number_to("optimizer.beta2"),
-    "adam_epsilon": number_to("optimizer.epsilon"),
+    "adam_beta1": of_adam(number_to("optimizer.beta1")),
+    "adam_beta2": of_adam(number_to("optimizer.beta2")),
+    "adam_epsilon": of_adam(number_to("optimizer.epsilon")),
     "learning_rate": number_to("optimizer.learning_rate"),
     "weight_decay": number_to("optimizer.weight_decay"),
     "max_grad_norm": clip_norm,
@@ -310,8 +383,7 @@ TRAINING: Mapping[str, Rule] = {
     "max_steps": max_steps,
     "lr_scheduler_type": schedule,
     "lr_scheduler_kwargs": only({}, otherwise=lacks.SCHEDULE_DETAIL),
-    "lr_scheduler_kwargs.min_lr_rate": number_to("schedule.final_ratio"),
-    "lr_scheduler_kwargs.num_cycles": only(1, 0.5, otherwise=lacks.SCHEDULE_DETAIL, reason="one fall, as here"),
+    **{f"lr_scheduler_kwargs.{key}": schedule_words(key) for key in SCHEDULE_KEYS},
     "lr_scheduler_kwargs.*": refuse(lacks.SCHEDULE_DETAIL),
     "warmup_steps": warmup,
     "warmup_ratio": warmup_ratio,
@@ -415,6 +487,7 @@ TRAINING: Mapping[str, Rule] = {
 """Every field of TrainingArguments, and those of earlier versions that files still have."""
 
 DEFAULTS: tuple[Default, ...] = (
+    *MOMENTS,
     Default(job="batch", value=batch, reason="per_device_train_batch_size is 8, gradient_accumulation_steps 1"),
     Default(
         job="micro_batch",
@@ -428,18 +501,12 @@ DEFAULTS: tuple[Default, ...] = (
     ),
     Default(job="optimizer.learning_rate", value=lambda _f: 5e-5, reason="learning_rate is 5e-5"),
     Default(job="optimizer.kind", value=lambda _f: "adamw", reason="optim is adamw_torch_fused"),
-    Default(job="optimizer.beta1", value=lambda _f: 0.9, reason="adam_beta1 is 0.9"),
-    Default(job="optimizer.beta2", value=lambda _f: 0.999, reason="adam_beta2 is 0.999"),
-    Default(job="optimizer.epsilon", value=lambda _f: 1e-8, reason="adam_epsilon is 1e-8"),
-    Default(job="optimizer.weight_decay", value=lambda _f: 0.0, reason="weight_decay is 0"),
-    Default(job="optimizer.clip_norm", value=lambda _f: 1.0, reason="max_grad_norm is 1"),
     Default(job="schedule.kind", value=lambda _f: "linear", reason="lr_scheduler_type is linear"),
     Default(
         job="schedule.warmup_steps",
         value=lambda f: None if f.number("warmup_ratio", 0) or f.number("warmup_steps", 0) else 0,
         reason="warmup_steps is 0",
     ),
-    Default(job="seed", value=lambda _f: 42, reason="seed is 42"),
     Default(
         job="precision.compute",
         value=lambda f: None if f.says("bf16") or f.says("fp16") else "fp32",

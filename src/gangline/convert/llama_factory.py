@@ -181,11 +181,11 @@ def _rows(entry: Mapping[str, Any], columns: Mapping[str, Any], foreign: Foreign
         column = columns.get("prompt", "instruction")
         return {"format": "text"} | ({} if column == "text" else {"fields": {"text": column}})
     if entry.get("formatting", "alpaca") == "alpaca":
-        own = {"prompt": "instruction", "query": "input", "response": "output"}
-        given = columns or own
-        told = {own[key]: given[key] for key in own if key in given and given[key] != own[key]}
-        told |= {key: given[key] for key in ("system", "history") if given.get(key) and given[key] != key}
-        return {"format": "alpaca-chat"} | ({"fields": told} if told else {})
+        ours = {"prompt": "instruction", "query": "input", "response": "output"}
+        ours |= {key: key for key in ("system", "history") if columns.get(key)}
+        given = columns or ours
+        told = {ours[key]: given[key] for key in ours if given.get(key) not in (None, ours[key])}
+        return {"format": "chat"} | ({"fields": told} if told else {})
     tags = entry.get("tags") or {}
     fields = {
         "messages": columns.get("messages") or "conversations",
@@ -308,6 +308,17 @@ def _pissa(value: Any, foreign: Foreign) -> Outcome:
     if foreign.number("pissa_iter", 16) == -1:
         return same({"method.init": "pissa"})
     return equivalent({"method.init": "pissa"}, "the whole decomposition in place of a few iterations towards it")
+
+
+def _muon(value: Any, foreign: Foreign) -> Outcome:
+    """Its Muon: momentum 0.95, Nesterov's, updates as large as AdamW's; decay on vectors, too."""
+    if is_off(value):
+        return dropped("off")
+    if foreign.number("weight_decay", 0):
+        return refused(
+            f"{lacks.OPTIMIZER_DETAIL} (weight decay on norms and biases)", settled_by=("optimizer.weight_decay",)
+        )
+    return same({"optimizer.kind": "muon", "optimizer.momentum": 0.95, "optimizer.scale": "match-adamw"})
 
 
 def _attention(value: Any, _foreign: Foreign) -> Outcome:
@@ -531,7 +542,8 @@ KEYS: Mapping[str, Rule] = {
         "badam_verbose",
     ),
     "use_adam_mini": off_or(f"{lacks.OTHER_OPTIMIZER} (Adam-mini)"),
-    "use_muon": off_or(f"{lacks.OTHER_OPTIMIZER} (Muon, with its own rates)"),
+    "use_muon": _muon,
+    "optim": lambda value, f: dropped("`use_muon` says it") if f.says("use_muon") else TRAINING["optim"](value, f),
     "use_llama_pro": off_or(lacks.FREEZING),
     **each(drop("of freezing only"), "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules"),
     **each(drop("of OFT only"), "oft_rank oft_block_size oft_target module_dropout"),

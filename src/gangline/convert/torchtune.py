@@ -13,6 +13,7 @@ from gangline.convert import features as lacks
 from gangline.convert.hugging_face import (
     EIGHT_BITS,
     FIGURES,
+    FROM_ZERO,
     KERNELS,
     LOADING,
     SPEED,
@@ -186,6 +187,13 @@ def _schedule(value: Any, foreign: Foreign) -> Outcome:
     return refused(f"{lacks.OTHER_SCHEDULE} ({value})", settled_by=("schedule.kind",))
 
 
+def _warmup(value: Any, _foreign: Foreign) -> Outcome:
+    number = as_number(value)
+    if number is None:
+        return refused(f"a value that is no number: {value!r}")
+    return same({"schedule.warmup_steps": int(number)} | (dict(FROM_ZERO) if number else {}))
+
+
 def _loss(value: Any, foreign: Foreign) -> Outcome:
     known = {"CEWithChunkedOutputLoss", "LinearCrossEntropyLoss", "CrossEntropyLoss"}
     return (
@@ -277,7 +285,7 @@ KEYS: Mapping[str, Rule] = {
     "optimizer.*": refuse(lacks.OPTIMIZER_DETAIL),
     "optimizer_in_bwd": drop("when weights are updated within a step: the same numbers"),
     "lr_scheduler._component_": _schedule,
-    "lr_scheduler.num_warmup_steps": number_to("schedule.warmup_steps"),
+    "lr_scheduler.num_warmup_steps": _warmup,
     "lr_scheduler.num_cycles": only(0.5, otherwise=lacks.SCHEDULE_DETAIL),
     "lr_scheduler.*": refuse(lacks.SCHEDULE_DETAIL),
     "loss._component_": _loss,

@@ -115,7 +115,7 @@ def test_axolotl(loaded):
 
 
 def test_llama_factory(loaded):
-    job = loaded(LLAMA_FACTORY, "data.train=rows.jsonl", "data.format=alpaca-chat", leave_out=("template",))
+    job = loaded(LLAMA_FACTORY, "data.train=rows.jsonl", "data.format=chat", leave_out=("template",))
     assert (job.batch, job.micro_batch, job.epochs) == (1 * 8 * 2, 1, 3.0)
     assert (job.method.kind, job.method.rank, job.method.alpha, job.method.dropout) == ("lora", 8, 16, 0.0)
     assert (job.optimizer.learning_rate, job.schedule.kind, job.seed) == (1e-4, "cosine", 42)
