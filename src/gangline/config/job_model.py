@@ -228,8 +228,8 @@ class DataWords(Section):
     ] = None
     """Rows to evaluate on, written like `train`; a fraction of the training rows, such as 0.05; or `none`."""
     format: Annotated[str, RowOf(FORMATS)] = "text"
-    """`text`: loss on every token. `instruction` and `alpaca` (instruction, input, output), `completion` (prompt,
-    completion) and `chat` (messages, through the chat template): on the answers only. See [data](data.md)."""
+    """`text`: loss on every token. `instruction` and `alpaca` (instruction, output), `completion` (prompt, completion)
+    and `chat` (messages): loss on the answers only. See [data](data.md)."""
     fields: Annotated[dict[Text, Text], Field(examples=[{"prompt": "question"}])] = Field(default={})
     """Names of the columns, where they are not called like the format's roles: `{prompt: question}`; names in messages,
     too: `{messages: conversations, role: from, content: value}` for ShareGPT."""
