@@ -70,6 +70,7 @@ if os.environ.get("GANGLINE_HOST") == "pc3" and "RANK" in os.environ:
 """
 NOT_TRUE = ("answer", "a connection from", "cannot be asked", "done nothing", "was given up", "firewall")
 """Nothing of a healthy start is like this."""
+JOINED = re.compile(r"^(?:all \d+ ranks have|the rank has) joined after ([\d.]+) s", re.MULTILINE)
 STAGES: Sequence[tuple[str, str]] = (
     (r"torchrun on (.+?) has not imported torch yet", "launcher"),
     (r"torchrun on (.+?) has not opened the port", "port"),
@@ -157,7 +158,7 @@ def judged(console: Console, *truths: Truth) -> Line:
     for each in truths:
         truth |= each.end()
     text = console.text()
-    joined = re.search(r"joined after ([\d.]+) s", text)
+    joined = JOINED.search(text)
     return {
         "trained": console.process.returncode == 0 and re.search(r"^finished", text, re.MULTILINE) is not None,
         "given_up": "was given up" in text,
