@@ -51,13 +51,13 @@ def main() -> int:
     lines = [json.loads(text) for text in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
     torch.set_num_threads(1)
     while len(lines) < arguments.starts:
-        lines.append(try_start(len(lines)))
+        lines.append(try_start(len(lines), has_token=not arguments.no_token))
         with arguments.out.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(lines[-1]) + "\n")
     return summary(lines)
 
 
-def try_start(number: int) -> Line:
+def try_start(number: int, *, has_token: bool) -> Line:
     """One start of two gangs of two ranks."""
     chance, begun = random.Random(number), time.monotonic()
     is_worst = number % 2 == 1
@@ -68,7 +68,7 @@ def try_start(number: int) -> Line:
     shared = free_ports.free({"address": HERE, "range": [29600, 29999]})["port"]
     port_of = dict.fromkeys(USERS, shared) if is_worst else found
     calls = [
-        (uid, _be_rank, (uid, rank, port_of[uid], chance.uniform(0.0, 0.5)))
+        (uid, _be_rank, (uid, rank, port_of[uid], chance.uniform(0.0, 0.5), has_token))
         for uid in USERS
         for rank in range(len(RANKS))
     ]
@@ -95,13 +95,15 @@ def _find_port(uid: int, folder: str) -> int:
     return port
 
 
-def _be_rank(uid: int, rank: int, port: int, delay_s: float) -> float | str:
+def _be_rank(uid: int, rank: int, port: int, delay_s: float, has_token: bool) -> float | str:
     """The sum over the gang, or the first words of the error."""
     time.sleep(delay_s)
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(len(RANKS)), MASTER_ADDR=HERE, MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo"
     )
-    gang = Gang(run_id=f"run-of-{uid}", attempt=1, ranks=RANKS, token=str(uid), collective_timeout_s=PATIENCE_S)
+    gang = Gang(
+        run_id=f"run-of-{uid}", attempt=1, ranks=RANKS, token=str(uid) * has_token, collective_timeout_s=PATIENCE_S
+    )
     try:
         join(gang)
         number = torch.tensor([USERS[uid]])
@@ -155,6 +157,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--starts", type=int, default=20)
+    parser.add_argument("--no-token", action="store_true", help="ranks do not compare anything, as without gangline")
     return parser.parse_args()
 
 
