@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -28,6 +27,8 @@ from gangline.worker.strategy import Strategy, StrategySetup
 from tests.saved import place_commit
 from tests.train.small import make_job, make_session, make_world, run_loop
 
+LARGE_IN_PARTS = {"zero_optimization": {"stage3_param_persistence_threshold": 600}}
+"""zero-3: in parts are weights of more numbers than this. Each such tensor takes messages in every pass."""
 OUTER = StrategyJob(inner_steps=1, payload="fp32", outer=OuterJob(learning_rate=1.0, momentum=0.0))
 """Rounds that move one host to where its own steps have got."""
 
@@ -81,24 +82,26 @@ def gradient(gang: dict, precision: str):
 
 
 def steps(gang: dict, method: str, precision: str):
-    """Of rank 0: losses, norms and evaluations of 20 packed steps, and of one process."""
-    world = make_world(rank=dist.get_rank(), **gang)
-    _, split = run_loop(make_session(_steps_job(method, precision), world, packed=True, num_evaluation=7))
-    if not world.is_head:
-        return None
-    return {"split": [split.steps, split.evaluations], "alone": list(_steps_alone(method, precision))}
+    """Losses, norms and evaluations of 20 packed steps."""
+    world, job = make_world(rank=dist.get_rank(), **gang), _steps_job(method, precision)
+    if world.gang.strategy == "zero-3":
+        job = replace(job, strategy=replace(job.strategy, deepspeed=LARGE_IN_PARTS))
+    _, split = run_loop(make_session(job, world, packed=True, num_evaluation=7))
+    return [split.steps, split.evaluations]
+
+
+def steps_alone(method: str, precision: str):
+    """Those of one process."""
+    _, alone = run_loop(_alone(_steps_job(method, precision), packed=True, num_evaluation=7))
+    return [alone.steps, alone.evaluations]
 
 
 def _steps_job(method: str, precision: str):
-    job = _job(method=method, precision=precision, steps=20, activation_checkpointing=True)
+    job = _job(method=method, precision=precision, steps=20, activation_checkpointing=method == "full")
+    if method == "lora":  # a linear that tp splits by columns, and one by rows
+        job = replace(job, method=replace(job.method, targets=("q_proj", "down_proj")))
     job = replace(job, schedule=replace(job.schedule, warmup_steps=50 if precision == "fp32" else 5))
     return replace(job, evaluation=replace(job.evaluation, every_steps=10))
-
-
-@functools.cache
-def _steps_alone(method: str, precision: str):
-    _, alone = run_loop(_alone(_steps_job(method, precision), packed=True, num_evaluation=7))
-    return alone.steps, alone.evaluations
 
 
 def _resumed_job(method: str, precision: str):
@@ -127,19 +130,17 @@ def save(gang: dict, folder: str, method: str, precision: str):
 
 
 def resume(gang: dict, folder: str, method: str, precision: str):
-    """Of rank 0: the last two steps, from a checkpoint; and those of one process that was never stopped."""
+    """The last two of 8 steps, from a checkpoint."""
     world = make_world(rank=dist.get_rank(), resume_step=6, **gang)
     session = make_session(_resumed_job(method, precision), world, num_evaluation=0)
     _, captured = run_loop(session, progress=restore(session, Path(folder)))
-    if not world.is_head:
-        return None
-    return {"split": captured.steps, "alone": _resumed_alone(method, precision)[6:]}
-
-
-@functools.cache
-def _resumed_alone(method: str, precision: str):
-    _, captured = run_loop(_alone(_resumed_job(method, precision), num_evaluation=0))
     return captured.steps
+
+
+def resumed_alone(method: str, precision: str):
+    """The last two of 8 steps of one process that was never stopped."""
+    _, captured = run_loop(_alone(_resumed_job(method, precision), num_evaluation=0))
+    return captured.steps[6:]
 
 
 def refusal(gang: dict, changes: dict, shares_gpus: bool):

@@ -2,10 +2,11 @@
 
     write_cluster(user, "two", pc1={"python": str(zygote.python)}, ...)
 
-`zygote.python` is a small program in the place of a Python. It hands `-m gangline.worker ...` to the zygote, with its
-environment, folder and standard streams, and waits: the zygote forks a process that does the work. The program passes
-signals on, and ends as that process ends. Where the program is killed, the zygote kills the process. The real Python
-does everything else, torchrun too, which starts its ranks with this program again (PYTHON_EXEC).
+`zygote.python` is a small program in the place of a Python. It hands `-m gangline.worker ...` and `-m
+torch.distributed.run ...` to the zygote, with its environment, folder and standard streams, and waits: the zygote forks
+a process that does the work. The program passes signals on, and ends as that process ends. Where the program is killed,
+the zygote kills the process. torchrun starts its ranks with this program again (PYTHON_EXEC). The real Python does
+everything else.
 
 The parent of such a process is the zygote, and its environment as /proc shows it is the zygote's: what looks for
 processes of a run finds the program. The story of tests/lab/test_story.py takes the real Python for everything.
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from tests.train.messages import receive, send
 
-FORKED = "gangline.worker"
+WORKER = "gangline.worker"
 TORCHRUN = "torch.distributed.run"
 _MOST_DESCRIPTORS = 4096
 _PR_SET_PDEATHSIG = 1
@@ -36,10 +37,9 @@ import os, sys
 python, words = {python!r}, sys.argv[1:]
 if words[:1] == ["-u"]:  # so torchrun starts its ranks
     os.environ["PYTHONUNBUFFERED"] = words.pop(0)
-launches = words[:2] == ["-m", {torchrun!r}] or words[:3] == ["-m", {forked!r}, "launch"]
-if launches:
+if words[:2] == ["-m", {torchrun!r}] or words[:3] == ["-m", {worker!r}, "launch"]:
     os.environ["PYTHON_EXEC"] = sys.argv[0]
-if launches or words[:2] != ["-m", {forked!r}]:
+if words[:1] != ["-m"] or words[1] not in {{{worker!r}, {torchrun!r}}}:
     os.execv(python, [python, *words])
 import signal, socket
 sys.path.append({folder!r})
@@ -73,7 +73,7 @@ def write_program(folder: Path, address: str) -> Path:
     """The program, which finds the zygote at this address."""
     path = folder / "python"
     here = str(Path(__file__).parent)
-    words = {"python": sys.executable, "torchrun": TORCHRUN, "forked": FORKED, "folder": here, "address": address}
+    words = {"python": sys.executable, "worker": WORKER, "torchrun": TORCHRUN, "folder": here, "address": address}
     path.write_text(_PROGRAM.format(**words), encoding="utf-8")
     path.chmod(0o755)
     return path

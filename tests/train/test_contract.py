@@ -7,6 +7,7 @@ import pytest
 
 from gangline.strategies.table import STRATEGIES
 from tests.train import cases_contract
+from tests.train.bodies import address
 from tests.train.tolerances import FP32, FP32_GRADIENT, FP64, NORM
 
 GANGS = {
@@ -30,12 +31,26 @@ def run(pool, case, kind: str, **words):
     """The results by rank."""
     gang = {**GANGS[kind], "strategy": kind}
     size = (2 if kind == "tp" else 1) * len(gang["shares"])
-    return pool(size).run(case, gang=gang, **words)
+    return pool(size).run(case, gang=gang, timeout_s=110.0, **words)
 
 
 def precision_of(kind: str) -> tuple[str, float]:
     """What a kind computes in at most, and how far two ways to add up are apart in it after 20 steps."""
     return ("fp32", FP32) if kind in DEEPSPEED else ("fp64", FP64)
+
+
+@pytest.fixture(scope="module")
+def alone(_session_zygote):
+    """What a case gives in one process, by its arguments: computed once, whatever is compared with it."""
+    results = {}
+
+    def of(case, **words):
+        key = (address(case), *words.values())
+        if key not in results:
+            (results[key],) = _session_zygote.pool(1).run(case, **words)
+        return results[key]
+
+    return of
 
 
 def test_every_strategy_is_here():
@@ -54,10 +69,11 @@ def test_the_gradient_is_that_of_one_process(pool, kind):
     ("kind", "method"),
     [(kind, method) for kind in GANGS for method in ("full", "lora") if (kind, method) != ("local-sgd", "lora")],
 )
-def test_twenty_packed_steps_and_evaluations_are_those_of_one_process(pool, kind, method):
+def test_twenty_packed_steps_and_evaluations_are_those_of_one_process(pool, alone, kind, method):
     precision, tolerance = precision_of(kind)
-    result = run(pool, cases_contract.steps, kind, method=method, precision=precision)[0]
-    (steps, evaluations), (expected, expected_evaluations) = result["split"], result["alone"]
+    words = {"method": method, "precision": precision}
+    steps, evaluations = run(pool, cases_contract.steps, kind, **words)[0]
+    expected, expected_evaluations = alone(cases_contract.steps_alone, **words)
     assert [step for step, _, _ in steps] == list(range(1, 21))
     assert [step for step, _ in evaluations] == [0, 10, 20]
     for (_, loss, norm), (_, expected_loss, expected_norm) in zip(steps, expected, strict=True):
@@ -91,12 +107,12 @@ def saved(_session_zygote, tmp_path_factory):
         *((before, "lora", after) for before in ("ddp", "tp") for after in GANGS if after != "local-sgd"),
     ],
 )
-def test_saved_under_one_a_run_goes_on_under_every_other(pool, saved, before, method, after):
+def test_saved_under_one_a_run_goes_on_under_every_other(pool, saved, alone, before, method, after):
     precision, tolerance = max(precision_of(before), precision_of(after), key=lambda each: each[1])
     words = {"method": method, "precision": precision}
-    result = run(pool, cases_contract.resume, after, folder=str(saved(before, **words)), **words)[0]
-    assert [step for step, _, _ in result["split"]] == [7, 8]
-    for (_, loss, _), (_, expected, _) in zip(result["split"], result["alone"], strict=True):
+    steps = run(pool, cases_contract.resume, after, folder=str(saved(before, **words)), **words)[0]
+    assert [step for step, _, _ in steps] == [7, 8]
+    for (_, loss, _), (_, expected, _) in zip(steps, alone(cases_contract.resumed_alone, **words), strict=True):
         assert loss == pytest.approx(expected, rel=tolerance)
 
 

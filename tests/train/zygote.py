@@ -66,6 +66,7 @@ def _import_everything() -> None:
     import torch.distributed
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
+    import torch.distributed.launcher.api
     import torch.distributed.tensor.parallel
     import torch.nn.parallel
     import torch.profiler
