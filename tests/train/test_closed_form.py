@@ -2,9 +2,11 @@
 
 import pytest
 
+from gangline.planner.architecture import place_adapters
 from gangline.planner.config import read_architecture
 from gangline.planner.memory import CUDA, rank_memory
 from gangline.planner.training import GANGLINE, PlannedStrategy, Training
+from gangline.runs.job import MethodJob
 from tests.train import cases_trace
 from tests.train.tolerances import MEASURED, OTHER_FORMULAS
 from tests.unit.planner.published import config
@@ -22,7 +24,7 @@ TURNED = config("phi3", 1024, 3, 16, 16, 2816, 32064, tie_word_embeddings=False,
 
 def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1, **settings):
     """By closed form and by trace. parts: ranks that have the model between them."""
-    targets = settings.pop("targets", ("all-linear",))
+    targets, saved = settings.pop("targets", ("all-linear",)), settings.pop("saved", [])
     order = {
         "config": data,
         "method": {
@@ -30,6 +32,8 @@ def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1
             "bits": settings.get("bits", 4),
             "targets": list(targets),
             "dropout": settings.get("dropout", 0.0),
+            "dora": settings.get("dora", False),
+            "modules_to_save": saved,
         },
         "parameters": "compute" if pure else "fp32",
         "micro_batch": 2,
@@ -49,7 +53,10 @@ def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1
         **settings,
     )
     strategy = PlannedStrategy(kind="single" if parts == 1 else "tp", world_size=parts, shard_size=parts)
-    closed = rank_memory(read_architecture(data), training, strategy, device=CUDA).allocated_bytes - WORKSPACE
+    architecture = read_architecture(data)
+    if saved:
+        architecture = place_adapters(architecture, MethodJob(kind="lora", modules_to_save=tuple(saved)))
+    closed = rank_memory(architecture, training, strategy, device=CUDA).allocated_bytes - WORKSPACE
     if parts > 1:
         return closed, pool(1).run(cases_trace.traced_slice, order=order, parts=parts)[0]
     return closed, pool(1).run(cases_trace.traced_peak, order=order)[0]
@@ -76,6 +83,8 @@ def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
         (EXPERTS, {"method": "full", "checkpointing": True}),
         (EXPERTS, {"targets": ("q_proj", "v_proj")}),
         (TURNED, {}),
+        (LLAMA, {"dora": True, "checkpointing": True}),
+        (LLAMA, {"saved": ["lm_head", "embed_tokens"]}),
     ],
     ids=[
         "pure",
@@ -89,6 +98,8 @@ def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
         "experts",
         "around experts",
         "fused",
+        "lengths",
+        "modules",
     ],
 )
 def test_other_cases_are_within_3_percent(pool, data, settings):

@@ -15,6 +15,8 @@ from gangline.units import DURATION as A_DURATION
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MODULE = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+TARGET = r"^(regex:.+|[A-Za-z0-9_][A-Za-z0-9_.-]*)$"
+LAYERS = r"^[0-9]{1,4}-[0-9]{1,4}$"
 ADDRESS = r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$"
 DESTINATION = (
     r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?"
@@ -39,6 +41,8 @@ SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)($|_)|(API
 PATTERNS = {
     NAME: "a name (at most 63 letters, digits, `.`, `_` and `-`, the first a letter or a digit)",
     MODULE: "a module name, such as q_proj",
+    TARGET: "a module name, such as q_proj, or `regex:` and a regular expression",
+    LAYERS: "a range of layers, such as 0-7",
     ADDRESS: "an IP address or a computer's name",
     DESTINATION: "a destination for `ssh`: a name of your ssh_config, or user@address",
     HOST_KEY: "a public key of sshd: its type, a space, and the key in base64",
@@ -55,6 +59,8 @@ PATTERNS = {
 
 Name = Annotated[str, Field(pattern=NAME)]
 ModuleName = Annotated[str, Field(pattern=MODULE)]
+Target = Annotated[str, Field(pattern=TARGET)]
+LayerRange = Annotated[int, Field(ge=0, lt=10_000)] | Annotated[str, Field(pattern=LAYERS)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -15,6 +15,7 @@ from gangline.config.job_model import (
     SourceWords,
     resolve_report,
 )
+from gangline.config.method_rules import resolve_method
 from gangline.config.mistakes import (
     KeyPath,
     absolute,
@@ -40,7 +41,6 @@ from gangline.runs.job import (
     EvaluationJob,
     FailureJob,
     Job,
-    MethodJob,
     ModelJob,
     OptimizerJob,
     ReportJob,
@@ -311,7 +311,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     words = checked.words
     _check_batch(checked)
     _check_lengths(checked)
-    _check_method(checked)
+    method = resolve_method(checked)
     check_strategy(checked)
     check_precision(checked)
     _check_exchange(checked)
@@ -332,7 +332,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         data=data,
         batch=words.batch.exact or words.batch.about or 1,
         micro_batch=words.micro_batch or 1,
-        method=build(MethodJob, words.method.model_dump()),
+        method=method,
         epochs=None if words.steps else words.epochs or 1.0,
         steps=words.steps,
         seed=words.seed,
@@ -428,38 +428,6 @@ def _check_one_of(checked: Checked[JobWords], section: str, first: str, second: 
             expected="one of them",
             fix="delete one",
             reads=((section, first),),
-        )
-
-
-def _check_method(checked: Checked[JobWords]) -> None:
-    method = checked.words.method
-    if method.kind == "full":
-        kind_fix = "write `kind: full` as `kind: lora`" if checked.wrote("method", "kind") else "add `kind: lora`"
-        for key in ("rank", "alpha", "dropout", "targets"):
-            if key in method.model_fields_set:
-                checked.report(
-                    ("method", key),
-                    seen=f"{key}, but every weight is trained (kind: full)",
-                    expected=f"{key} with kind: lora or kind: qlora only",
-                    fix=f"{kind_fix}, or delete {key}",
-                    reads=(("method", "kind"),),
-                )
-    if "bits" in method.model_fields_set and method.kind != "qlora":
-        checked.report(
-            ("method", "bits"),
-            seen=f"bits, but frozen weights are as they are (kind: {method.kind})"
-            if method.kind == "lora"
-            else "bits, but every weight is trained (kind: full)",
-            expected="bits with kind: qlora only",
-            fix="write `kind: qlora`, or delete bits",
-            reads=(("method", "kind"),),
-        )
-    if "all-linear" in method.targets and len(method.targets) > 1:
-        checked.report(
-            ("method", "targets"),
-            seen="all-linear beside other names",
-            expected="all-linear alone, or names",
-            fix="write `targets: all-linear`, or delete all-linear from the list",
         )
 
 

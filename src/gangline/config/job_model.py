@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 from gangline.config.fields import (
     DURATION,
     Count,
+    LayerRange,
     ModuleName,
     Name,
     NotNegative,
@@ -25,6 +26,7 @@ from gangline.config.fields import (
     RowOf,
     Section,
     Shorthand,
+    Target,
     Text,
 )
 from gangline.config.mistakes import listed, nearest, quote
@@ -169,9 +171,29 @@ class MethodWords(Section):
     """The output of an adapter is scaled by alpha / rank (lora, qlora)."""
     dropout: Probability = 0.0
     """Dropout before an adapter (lora, qlora)."""
-    targets: Annotated[Annotated[list[ModuleName], Field(min_length=1)], OneOrMore()] = Field(default=["all-linear"])
-    """Names of the modules that get an adapter (lora, qlora); `all-linear` is every linear layer but the output
-    head."""
+    targets: Annotated[Annotated[list[Target], Field(min_length=1)], OneOrMore()] = Field(default=["all-linear"])
+    """Names of the modules that get an adapter (lora, qlora); `all-linear`: every linear layer but the output head;
+    `regex:EXPRESSION`: where it matches a whole name (model.layers.0.mlp.up_proj)."""
+    exclude: Annotated[list[Target], OneOrMore()] = Field(default=[], examples=[["lm_head"]])
+    """Names of modules that get no adapter, or one `regex:EXPRESSION` (lora, qlora)."""
+    layers: Annotated[list[LayerRange], OneOrMore()] = Field(default=[], examples=[["0-7", 15]])
+    """Layers that get adapters (lora, qlora), counted from 0: numbers, and ranges such as `8-15`; left out: all."""
+    rank_pattern: Annotated[dict[Text, Count], Field(examples=[{"down_proj": 32}])] = Field(default={})
+    """Other ranks for some modules (lora, qlora): the end of a module's name, or a regular expression for it, and its
+    rank."""
+    alpha_pattern: Annotated[dict[Text, Positive], Field(examples=[{"down_proj": 64}])] = Field(default={})
+    """Other values of alpha for some modules, written like `rank_pattern` (lora, qlora)."""
+    rslora: bool = False
+    """Scale the output of an adapter by alpha / sqrt(rank), so that high ranks learn as fast as low ones (lora,
+    qlora)."""
+    dora: bool = False
+    """Train the length of each row of a weight by itself, beside the adapter that turns it (lora)."""
+    init: Literal["default", "gaussian", "orthogonal"] = "default"
+    """How adapters begin (lora, qlora): `default`: A at random, B zero; `gaussian`: A from a normal distribution, B
+    zero; `orthogonal`: A and B in orthogonal spaces, for an even rank."""
+    modules_to_save: Annotated[list[ModuleName], OneOrMore()] = Field(default=[], examples=[["lm_head"]])
+    """Names of modules that are trained whole beside the adapters, such as embed_tokens and lm_head (lora, qlora);
+    where the head is the embedding table, one stands for both."""
 
 
 class PartWords(Section):

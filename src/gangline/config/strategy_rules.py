@@ -16,7 +16,7 @@ from gangline.optimizers import OPTIMIZERS
 from gangline.runs.decode import build
 from gangline.runs.job import OptimizerJob, StrategyJob
 from gangline.runs.step_schedule import part_of
-from gangline.strategies.base import AUTO, Asked, listed, violations
+from gangline.strategies.base import AUTO, Asked, extras_of, listed, violations
 from gangline.strategies.table import plan_half, strategy_keys
 
 DISK = "offload_to"
@@ -55,6 +55,7 @@ def asked_of_words(words: JobWords) -> Asked:
         activation_offloading=words.activation_offloading,
         offload=tuple(words.strategy.offload) if "offload" in keys_of(words.strategy.kind) else (),
         replicas=words.strategy.replicas,
+        extras=extras_of(words),
     )
 
 

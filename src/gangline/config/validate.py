@@ -134,7 +134,8 @@ def _list(schema: Schema, fragment: Schema) -> str:
 def _mapping(_: Schema, fragment: Schema) -> str:
     if "properties" in fragment:
         return f"a mapping with the keys {', '.join(fragment['properties'])}"
-    return "a mapping of names to texts"
+    values = fragment.get("additionalProperties", {})
+    return f"a mapping of names to {'numbers' if values.get('type') in ('integer', 'number') else 'texts'}"
 
 
 _LOW = {"minimum": "of at least", "exclusiveMinimum": "above"}

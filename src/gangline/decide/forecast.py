@@ -17,7 +17,7 @@ from gangline.decide.hosts import SpeedTable
 from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.measured import keep
-from gangline.planner.architecture import Architecture, Layer, Linear
+from gangline.planner.architecture import Architecture, Layer, Linear, place_adapters
 from gangline.planner.candidate import Candidate, PlanQuery, builds_method, lacking
 from gangline.planner.config import UnknownArchitecture, read_architecture, unpackable
 from gangline.planner.decision import Choice, Suggestion, decide, ways_out
@@ -28,7 +28,7 @@ from gangline.runs.cluster import Host
 from gangline.runs.files import read_json
 from gangline.runs.gang import whole_count
 from gangline.runs.job import Job
-from gangline.strategies.base import AUTO, Asked, Machines, PlanHalf, Violation
+from gangline.strategies.base import AUTO, Asked, Machines, PlanHalf, Violation, extras_of
 from gangline.strategies.table import plan_half
 from gangline.transport.local import LocalTransport
 from gangline.units import format_bytes
@@ -344,7 +344,7 @@ def _forecast(job: Job, world: PlannedCluster, context: Context, *, stack: Softw
     if config is None:
         return JobForecast(unknown=f"memory and time are unknown: {shape_unknown(job.model.path)}")
     try:
-        architecture = _architecture(config, context)
+        architecture = place_adapters(_architecture(config, context), job.method)
     except ModelError as error:
         return _unknown(error)
     _require_layers(job, architecture.num_layers, num_ranks=len(world.placements))
@@ -390,7 +390,8 @@ def _require_ranks(job: Job, world: PlannedCluster) -> None:
     if half is None:
         return
     ranks = {host: len(world.placements_of(host)) for host in world.hosts}
-    asked = Asked(method=job.method.kind, offload=job.strategy.offload, replicas=job.strategy.replicas)
+    offload, replicas = job.strategy.offload, job.strategy.replicas
+    asked = Asked(method=job.method.kind, offload=offload, replicas=replicas, extras=extras_of(job))
     _refuse(next(half.machine_violations(asked, Machines(ranks=ranks, sharing=world.crowded)), None))
 
 
@@ -435,6 +436,8 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
         rank=job.method.rank,
         targets=job.method.targets,
         dropout=job.method.dropout,
+        dora=job.method.dora,
+        extras=extras_of(job),
         checkpointing=job.activation_checkpointing,
         offloading=job.activation_offloading,
         packed=job.data.packing,

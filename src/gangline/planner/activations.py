@@ -285,16 +285,30 @@ class Block:
 
     def _adapter(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
         """peft: the input in the adapter's width, two narrow products, and the sum."""
-        rank = value.numbers // linear.inputs * self.training.rank
+        rank = linear.rank or self.training.rank
+        narrow_numbers = value.numbers // linear.inputs * rank
         if self.autocast:
-            self.tape.copy_weights(self.training.rank * (linear.inputs + linear.outputs) * self.compute)
+            self.tape.copy_weights(rank * (linear.inputs + linear.outputs) * self.compute)
         value = self.tape.cast(value, self.stored)
         if self.training.dropout:
             value = self.tape.apply(value, keeps=(TensorSize(value.numbers, 1),))
         value = self.tape.cast(value, self.compute) if self.autocast else value
-        narrow = self.tape.apply(value, numbers=rank, keeps=(value,))
+        narrow = self.tape.apply(value, numbers=narrow_numbers, keeps=(value,))
         wide = self._widened(narrow, base.numbers)
+        if self.training.dora:
+            return self._dora(base, wide, linear)
         return self.tape.cast(self.tape.add(base, self.tape.apply(wide)), base.width)
+
+    def _dora(self, base: TensorSize, wide: TensorSize, linear: Linear) -> TensorSize:
+        """peft: both products times the trained length of their row over the row's length.
+
+        That is computed anew in every forward, by way of a unit matrix and four copies of the weight.
+        """
+        again = linear.inputs * (linear.inputs + 4 * linear.outputs) * self.stored if self.training.checkpointing else 0
+        scaled = self.tape.apply(base, keeps=(base,), width=self.stored, scratch_bytes=again)
+        turned = self.tape.apply(self.tape.apply(wide, keeps=(wide,), width=self.stored))
+        both = self.tape.add(scaled, turned)
+        return self.tape.cast(self.tape.add(base, both), base.width)
 
     def _widened(self, narrow: TensorSize, numbers: int) -> TensorSize:
         """An adapter's second product; where it reaches a part of the outputs, index_copy puts that part among zeros,
@@ -548,9 +562,14 @@ def head_bytes(architecture: Architecture, training: Training, *, hidden_width: 
     return _whole(architecture, training, hidden=hidden, inplace=kind == "inplace")
 
 
+def trains_head(architecture: Architecture, training: Training) -> bool:
+    """Whether the head, or a copy of it, is trained."""
+    return training.method == "full" or architecture.trains_head
+
+
 def _head_copy(architecture: Architecture, training: Training) -> int:
     """The head in the width of products, if it is stored wider."""
-    cast = training.method == "full" and training.parameters != training.compute
+    cast = trains_head(architecture, training) and training.parameters != training.compute
     return architecture.hidden * architecture.vocabulary * BYTES[training.compute] if cast else 0
 
 
@@ -564,7 +583,7 @@ def _fused(architecture: Architecture, training: Training, *, hidden: int, width
     each = vocabulary * (max(FP32, compute) + (compute if compute < FP32 else 0))
     chunk = rows * each
     head, stored = architecture.hidden * vocabulary, BYTES[training.parameters]
-    kept = head * stored if training.method == "full" else 0
+    kept = head * stored if trains_head(architecture, training) else 0
     # the head's gradient is a product beside a wider sum
     logits = kept + chunk + (head * compute if kept and stored > compute else 0)
     each_has = "3" if parts == 1 else f"(1 + 2/{parts})"
@@ -590,7 +609,7 @@ def _chunked(architecture: Architecture, training: Training, *, hidden: int) -> 
         unpacked = stack.unpacked_copies * architecture.hidden * vocabulary * compute
         logits = max(logits, unpacked + rows * vocabulary * (compute - stack.kept_softmax_bytes))
     weight = architecture.hidden * vocabulary * BYTES[training.parameters]
-    kept = weight if training.method == "full" else 0
+    kept = weight if trains_head(architecture, training) else 0
     held = training.tokens * vocabulary * stack.kept_logits_bytes
     softmax = training.tokens * vocabulary * stack.kept_softmax_bytes
     return HeadBytes(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
 from gangline.errors import ModelError
+from gangline.runs.job import REGEX, MethodJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,10 @@ class Linear:
     """How many of them one token passes through."""
     parts: int = 1
     """Ranks that have its weights between them, while what goes in and comes out is whole on each."""
+    rank: int | None = None
+    """Of its adapter, where these are placed one by one (`place_adapters`), 0 for none; None: by its name alone."""
+    saved: bool = False
+    """Whether a copy of it is trained whole, beside adapters."""
 
     @property
     def num_weights(self) -> int:
@@ -142,6 +149,13 @@ class Architecture:
     max_positions: int | None = None
     entry_dropout: str = ""
     """The key of config.json by which a part of embeddings is dropped before the first layer; empty where none is."""
+    modules: tuple[str, str, str] = ("model.layers", "self_attn", "mlp")
+    """How the model calls the list of its layers, and attention and the MLP in one of them; "" where that is no module
+    of its own."""
+    saved_embedding: bool = False
+    """Whether a copy of the embedding table (and of a head that is the same) is trained whole, beside adapters."""
+    saved_head: bool = False
+    """The same of a head of its own."""
     source: Literal["config", "counted"] = "config"
     """Read from config.json by closed form, or counted on the model itself."""
 
@@ -159,6 +173,17 @@ class Architecture:
     def head_weights(self) -> int:
         """Numbers of an output head of its own; 0 where it is tied."""
         return (0 if self.tied else self.hidden * self.vocabulary) + (self.vocabulary if self.head_bias else 0)
+
+    @property
+    def saved_weights(self) -> int:
+        """Numbers in copies of the tables that are trained beside adapters."""
+        table = self.hidden * self.vocabulary
+        return (table if self.saved_embedding else 0) + (self.head_weights if self.saved_head else 0)
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether logits come from a trained copy of the head, beside adapters."""
+        return self.saved_head or (self.tied and self.saved_embedding)
 
     @property
     def linear_weights(self) -> int:
@@ -195,24 +220,31 @@ def adapted(layer: Layer, targets: tuple[str, ...]) -> tuple[Linear, ...]:
     experts had as modules of their own; dense matrices of the same names then carry none.
     """
     choice = (*(each for each in layer.linears if each.name not in layer.taken_names), *layer.expert_linears)
-    if targets == ALL_LINEAR:
-        return choice
     names = {target.rsplit(".", 1)[-1] for target in targets}
-    return tuple(linear for linear in choice if linear.name in names)
+    every = targets == ALL_LINEAR
+    return tuple(each for each in choice if (each.rank if each.rank is not None else every or each.name in names))
 
 
-def layer_adapters(layer: Layer, rank: int, targets: tuple[str, ...]) -> int:
-    """Numbers in the adapters of one layer."""
-    return sum(rank * (each.inputs + each.outputs) * each.number for each in adapted(layer, targets))
+def layer_adapters(layer: Layer, rank: int, targets: tuple[str, ...], *, dora: bool = False) -> int:
+    """Numbers in the adapters of one layer, and in copies of matrices that are trained beside them.
+
+    dora: with the lengths of rows (Liu et al., DoRA, section 4.1).
+    """
+    factors = sum(
+        ((each.rank or rank) * (each.inputs + each.outputs) + (each.outputs if dora else 0)) * each.number
+        for each in adapted(layer, targets)
+    )
+    return factors + sum(each.num_weights + each.num_biases for each in layer.linears if each.saved)
 
 
-def lora_parameters(architecture: Architecture, rank: int, targets: tuple[str, ...]) -> int:
-    """Numbers in all adapters: rank x (inputs + outputs) for each matrix (Hu et al., LoRA, section 4.1).
+def lora_parameters(architecture: Architecture, rank: int, targets: tuple[str, ...], *, dora: bool = False) -> int:
+    """Numbers in all adapters: rank x (inputs + outputs) for each matrix (Hu et al., LoRA, section 4.1), and in what is
+    trained beside them.
 
     Raises ModelError, with the names that there are, if a model has none of the targets, or one without another that
     is the same tensor.
     """
-    matched = sum(layer.count * layer_adapters(layer, rank, targets) for layer in architecture.layers)
+    matched = sum(layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in architecture.layers)
     if not matched or _halves(architecture, targets):
         raise ModelError(
             f"method.targets: {', '.join(targets)} "
@@ -220,7 +252,80 @@ def lora_parameters(architecture: Architecture, rank: int, targets: tuple[str, .
             seen=f"expected names among {', '.join(_names(architecture))}",
             fix="name some of these, or set targets: all-linear",
         )
-    return matched
+    return matched + architecture.saved_weights
+
+
+def place_adapters(architecture: Architecture, method: MethodJob) -> Architecture:
+    """The shape of a model with what a method trains of it, beyond one rank and some names: written down matrix by
+    matrix, as peft's rules have it (peft/utils/other.py, tuners_utils.py).
+
+    Raises ModelError for layers that the model does not have.
+    """
+    if method.kind == "full":
+        return architecture
+    if beyond := [number for number in method.layers if number >= architecture.num_layers]:
+        raise ModelError(
+            f"method.layers: the model has no layer {beyond[0]}",
+            seen=f"its layers have the numbers 0 to {architecture.num_layers - 1}",
+            fix="name layers that are there",
+        )
+    saved = {name.rpartition(".")[2] for name in method.modules_to_save}
+    tables = bool(saved & EMBEDDINGS) or (architecture.tied and bool(saved & HEADS))
+    architecture = replace(
+        architecture, saved_embedding=tables, saved_head=bool(saved & HEADS) and not architecture.tied
+    )
+    by_name = not method.targets[0].startswith(REGEX)
+    if by_name and not (method.exclude or method.layers or method.rank_pattern or saved - EMBEDDINGS - HEADS):
+        return architecture
+    kinds = (replace(layer, count=1) for layer in architecture.layers for _ in range(layer.count))
+    placed = [_placed(layer, index, architecture.modules, method) for index, layer in enumerate(kinds)]
+    layers = tuple(replace(layer, count=len(list(same))) for layer, same in groupby(placed))
+    return replace(architecture, layers=layers)
+
+
+EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings"}
+HEADS = {"lm_head", "embed_out", "output"}
+"""Names that families give their embedding table and their output head."""
+
+
+def _placed(layer: Layer, index: int, modules: tuple[str, str, str], method: MethodJob) -> Layer:
+    """One layer by itself, with the rank of every adapter."""
+    stack, *parts = modules
+    where = dict(zip(("attention", "mlp"), parts, strict=True))
+    gated = any(each.name == "shared_expert_gate" for each in layer.linears)
+    shared = ("shared_expert" if gated else "shared_experts") if layer.shared_width else ""
+
+    def named(linear: Linear) -> str:
+        inner = shared if linear.part == "mlp" and linear.name != "shared_expert_gate" else ""
+        return ".".join(part for part in (stack, str(index), where[linear.part], inner, linear.name) if part)
+
+    usual = {id(each) for each in adapted(layer, method.targets)}
+    expression = method.targets[0].removeprefix(REGEX) if method.targets[0].startswith(REGEX) else ""
+
+    def with_rank(linear: Linear, *, is_module: bool) -> Linear:
+        name = named(linear)
+        saved = is_module and _ends(name, method.modules_to_save)
+        chosen = is_module and bool(re.fullmatch(expression, name)) if expression else id(linear) in usual
+        chosen = chosen and not saved and not _excluded(name, method.exclude)
+        chosen = chosen and (not method.layers or index in method.layers)
+        found = [rank for key, rank in method.rank_pattern.items() if re.match(rf"(.*\.)?({key})$", name)]
+        return replace(linear, saved=saved, rank=(found[0] if found else method.rank) if chosen else 0)
+
+    return replace(
+        layer,
+        linears=tuple(with_rank(each, is_module=True) for each in layer.linears),
+        expert_linears=tuple(with_rank(each, is_module=False) for each in layer.expert_linears),
+    )
+
+
+def _excluded(name: str, exclude: tuple[str, ...]) -> bool:
+    if exclude and exclude[0].startswith(REGEX):
+        return bool(re.fullmatch(exclude[0].removeprefix(REGEX), name))
+    return _ends(name, exclude)
+
+
+def _ends(name: str, ends: tuple[str, ...]) -> bool:
+    return any(f".{name}".endswith(f".{end}") for end in ends)
 
 
 def _names(architecture: Architecture) -> list[str]:

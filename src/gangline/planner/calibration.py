@@ -167,6 +167,7 @@ def method_words(training: Training) -> str:
     words += ["8 bits"] if training.method == "qlora" and training.bits == 8 else []
     if training.method != "full":
         words += [f"r{training.rank}", *training.targets, *(["dropout"] if training.dropout else [])]
+        words += ["dora"] if training.dora else []
     words += [training.parameters, training.optimizer, *(["checkpointing"] if training.checkpointing else [])]
     words += ["offloading"] if training.offloading else []
     return " ".join(words)

@@ -92,6 +92,8 @@ class ModelFamily:
     """Keys that lead away from what this row says when they are true."""
     entry_dropout: str = ""
     """The key of config.json that says which part of embeddings is dropped before the first layer."""
+    modules: tuple[str, str, str] = ("model.layers", "self_attn", "mlp")
+    """See `Architecture`."""
     transposed: bool = False
     """Whether matrices lie as [in, out], which is no `nn.Linear` (Conv1D)."""
 
@@ -260,6 +262,7 @@ def _whole(reader: _Reader, layers: tuple[Layer, ...]) -> Architecture:
         linear_head=all(reader.config.get(key) in (None, 1, 1.0) for key in family.scaled_logits),
         capped_logits=reader.config.get("final_logit_softcapping") is not None,
         max_positions=positions or None,
+        modules=family.modules,
         entry_dropout=family.entry_dropout if reader.config.get(family.entry_dropout) else "",
     )
 

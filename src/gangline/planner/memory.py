@@ -417,7 +417,7 @@ def rank_memory(
     straight lines. Raises ModelError for adapters that match nothing (`lora_parameters`).
     """
     if training.method != "full":
-        lora_parameters(architecture, training.rank, training.targets)
+        lora_parameters(architecture, training.rank, training.targets, dora=training.dora)
     share = share_of(padded_experts(architecture, training, strategy), strategy, rank)
     step = Step(share=share, training=training, strategy=strategy, in_ram=device == CPU)
     persistent, instants = step.persistent(), step.instants()

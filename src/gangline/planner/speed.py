@@ -68,7 +68,7 @@ def flops_per_token(architecture: Architecture, training: Training, *, length: i
         backward += layer.count * ((2 if full else 1) * weights + again * inner + 2 * adapters)
         recompute += layer.count * (weights + inner + adapters - _left_out(layer, training))
     head = 2 * architecture.hidden * architecture.vocabulary
-    head_back = (2 if full else 1) * head
+    head_back = (2 if full or architecture.trains_head else 1) * head
     return Flops(
         forward=forward + head,
         backward=backward + head_back,
@@ -101,7 +101,7 @@ def attention_flops(layer: Layer, training: Training, *, length: int) -> float:
 def _active_adapters(layer: Layer, training: Training) -> float:
     """Numbers of adapters that one token is multiplied with."""
     found = adapted(layer, training.targets)
-    return sum(training.rank * (linear.inputs + linear.outputs) * linear.active for linear in found)
+    return sum((each.rank or training.rank) * (each.inputs + each.outputs) * each.active for each in found)
 
 
 def _left_out(layer: Layer, training: Training) -> float:

@@ -97,7 +97,18 @@ class Share:
         """Numbers in adapters; 0 for full fine-tuning."""
         if training.method == "full":
             return 0
-        return sum(layer.count * layer_adapters(layer, training.rank, training.targets) for layer in self.layers)
+        rank, targets, dora = training.rank, training.targets, training.dora
+        return self.num_saved + sum(
+            layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in self.layers
+        )
+
+    @functools.cached_property
+    def num_saved(self) -> int:
+        """Numbers in copies of the tables that are trained beside adapters."""
+        model = self.architecture
+        has_table = self.has_embedding or (self.has_head and model.tied)
+        table = model.hidden * model.vocabulary if model.saved_embedding and has_table else 0
+        return table + (model.head_weights if model.saved_head and self.has_head else 0)
 
     def num_trained(self, training: Training) -> int:
         """Numbers that are trained."""
@@ -107,7 +118,7 @@ class Share:
         """Trained numbers in tensors so large that their states can be paged."""
         if training.method == "full":
             return self.num_parameters  # norms and biases are next to nothing
-        return sum(
+        return self.num_saved + sum(
             layer.count * copies * size
             for layer in self.layers
             for size, copies in _factors(layer, training)
@@ -116,9 +127,10 @@ class Share:
 
     def largest_trained(self, training: Training) -> int:
         """Numbers in the largest trained tensor."""
-        if training.method != "full":
-            return max((size for layer in self.layers for size, _ in _factors(layer, training)), default=0)
         model = self.architecture
+        if training.method != "full":
+            table = model.hidden * model.vocabulary if self.num_saved else 0
+            return max((table, *(size for layer in self.layers for size, _ in _factors(layer, training))))
         table = model.hidden * model.vocabulary if self.has_embedding or self.has_head else 0
         linears = [each.inputs * each.outputs for layer in self.layers for each in layer.linears]
         experts = [2 * layer.fused_weights // 3 for layer in self.layers]  # gate and up are one tensor
@@ -126,11 +138,16 @@ class Share:
 
 
 def _factors(layer: Layer, training: Training) -> Iterator[tuple[int, int]]:
-    """Both matrices of every adapter: numbers in one, and how many there are. Those of an expert tensor are one."""
+    """Both matrices of every adapter, and copies that are trained: numbers in one, and how many there are. Those of an
+    expert tensor are one.
+    """
+    for each in layer.linears:
+        if each.saved:
+            yield each.inputs * each.outputs, each.number
     for each in adapted(layer, training.targets):
         together = each in layer.expert_linears
         for side in (each.inputs, each.outputs):
-            size = training.rank * side
+            size = (each.rank or training.rank) * side
             yield (size * each.number, 1) if together else (size, each.number)
 
 

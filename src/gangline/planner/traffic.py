@@ -185,7 +185,7 @@ def trained_weights(architecture: Architecture, training: Training) -> int:
     """Numbers that are trained: all, or those of the adapters. Raises ModelError if no adapter finds a place."""
     if training.method == "full":
         return architecture.num_parameters
-    return lora_parameters(architecture, training.rank, training.targets)
+    return lora_parameters(architecture, training.rank, training.targets, dora=training.dora)
 
 
 def linear_bytes(layer: Layer, training: Training) -> float:

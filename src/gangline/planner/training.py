@@ -108,6 +108,10 @@ class Training:
     targets: tuple[str, ...] = ("all-linear",)
     """Names of linears with adapters; ("all-linear",): all inside layers."""
     dropout: float = 0.0
+    dora: bool = False
+    """Whether the length of each row of an adapted matrix is trained by itself."""
+    extras: tuple[str, ...] = ()
+    """See `strategies.base.Asked`."""
     checkpointing: bool = False
     offloading: bool = False
     """Whether what checkpointing keeps of each layer lies in the machine's memory."""

@@ -32,6 +32,12 @@ class ModelJob:
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
 
 
+REGEX = "regex:"
+"""Begins a target that is a regular expression for the whole name of a module."""
+INITS = ("default", "gaussian", "orthogonal")
+"""How adapters begin, in peft's words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodJob:
     """What is trained: every weight, or low-rank adapters over frozen ones (LoRA), which may have few bits (QLoRA)."""
@@ -43,7 +49,23 @@ class MethodJob:
     alpha: float = 32.0
     dropout: float = 0.0
     targets: tuple[str, ...] = ("all-linear",)
-    """Names of modules that get an adapter; ("all-linear",) means every linear layer but the output head."""
+    """Names of modules that get an adapter, or one `regex:...` for whole names; ("all-linear",) means every linear
+    layer but the output head."""
+    exclude: tuple[str, ...] = ()
+    """Names of modules that get none, or one `regex:...`."""
+    layers: tuple[int, ...] = ()
+    """Numbers of the layers that get adapters; (): all."""
+    rank_pattern: dict[str, int] = dataclasses.field(default_factory=dict)
+    """The end of a module's name, or a regular expression for it -> its rank, where that is another one."""
+    alpha_pattern: dict[str, float] = dataclasses.field(default_factory=dict)
+    rslora: bool = False
+    """The scale of an adapter is alpha / sqrt(rank)."""
+    dora: bool = False
+    """The length of each row of a weight is trained by itself."""
+    init: str = "default"
+    """How adapters begin: a word of `INITS`."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of modules of which a copy is trained whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

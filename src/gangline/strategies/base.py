@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gangline.optimizers import EIGHT_BITS, OPTIMIZERS, WHOLE
 
 if TYPE_CHECKING:
+    from gangline.config.job_model import JobWords
     from gangline.planner.architecture import Architecture
     from gangline.planner.candidate import Scenario
     from gangline.planner.memory import Instant, Step
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from gangline.planner.states import Share, Term
     from gangline.planner.traffic import Exchange, TrafficQuery
     from gangline.planner.training import PlannedStrategy, Training
-    from gangline.runs.job import StrategyJob
+    from gangline.runs.job import Job, StrategyJob
 
 AUTO = "auto"
 """`strategy.kind` of a job that leaves the choice to the plan."""
@@ -39,6 +40,8 @@ ADAPTERS = ("lora", "qlora")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 FULL = (("method.kind", ("full",)),)
 """A condition of `Limit`: every weight is trained."""
+EXTRAS = ("method.dora", "method.modules_to_save")
+"""Keys of a job that a strategy may limit by whether they ask for anything: `Asked.extras`."""
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "method.kind": METHODS,
     "precision.compute": PRECISIONS,
@@ -46,6 +49,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "optimizer.kind": tuple(OPTIMIZERS),
     "exchange": ("fp32", "bf16"),
     "activation_offloading": (False, True),
+    **dict.fromkeys(EXTRAS, (False, True)),
 }
 """Keys of a job that a strategy may limit, with all values."""
 
@@ -108,6 +112,13 @@ EVERY: tuple[Limit, ...] = (
         why="moments of 8 bits make fp64 products pointless",
         fix="write `kind: adamw`, or `precision: fp32`",
     ),
+    Limit(
+        key="method.dora",
+        refused=(True,),
+        when=(("method.kind", ("qlora",)),),
+        why="the lengths of rows of a quantised weight would be computed anew in every pass, from numbers of few bits",
+        fix="write `kind: lora`, or delete dora",
+    ),
 )
 """Limits of every strategy."""
 
@@ -160,6 +171,8 @@ class Asked:
     activation_offloading: bool = False
     offload: tuple[str, ...] = ()
     replicas: int | None = None
+    extras: tuple[str, ...] = ()
+    """Those of `EXTRAS` that the job asks for."""
 
     def values(self) -> dict[str, Any]:
         """By key of the job."""
@@ -171,6 +184,7 @@ class Asked:
             "exchange": self.exchange,
             "activation_offloading": self.activation_offloading,
             "strategy.replicas": self.replicas,
+            **{key: key in self.extras for key in EXTRAS},
         }
 
 
@@ -240,7 +254,7 @@ def _violation(half: PlanHalf | None, limit: Limit, values: Mapping[str, Any]) -
         key=limit.key,
         what=" and ".join([name, *conditions]),
         seen=f"{own} with {beside}",
-        expected=f"{listed(_trained(half, limit, values))}: {limit.why}",
+        expected=f"{'none' if limit.key in EXTRAS else listed(_trained(half, limit, values))}: {limit.why}",
         fix=limit.fix,
         reads=(*(("strategy.kind",) if kinds else ()), *(key for key, _ in limit.when)),
     )
@@ -253,7 +267,9 @@ def _trained(half: PlanHalf | None, limit: Limit, values: Mapping[str, Any]) -> 
 
 
 def _written(key: str, values: Mapping[str, Any]) -> str:
-    """In the short form of the job file: precision: fp16."""
+    """In the short form of the job file: precision: fp16; of what is asked for or not the key alone."""
+    if key in EXTRAS:
+        return key
     return f"{key.removesuffix('.kind').removesuffix('.compute')}: {shown(values[key])}"
 
 
@@ -469,6 +485,13 @@ class PlanHalf:
         return "in which the model lies in parts, and no host can do it alone" if divided else ""
 
 
+def extras_of(job: Job | JobWords) -> tuple[str, ...]:
+    """The keys of `EXTRAS` by which a job, or what a user wrote of it, asks for something."""
+    method = job.method
+    asks = {"method.dora": method.dora, "method.modules_to_save": bool(method.modules_to_save)}
+    return tuple(key for key in EXTRAS if method.kind != "full" and asks[key])
+
+
 def asked_of(training: Training) -> Asked:
     """What a plan's training asks of a strategy."""
     return Asked(
@@ -477,4 +500,5 @@ def asked_of(training: Training) -> Asked:
         parameters="fp32" if training.parameters == "fp32" else "compute",
         optimizer=training.optimizer,
         activation_offloading=training.offloading,
+        extras=training.extras,
     )

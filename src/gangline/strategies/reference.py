@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.optimizers import OPTIMIZERS
-from gangline.strategies.base import METHODS, PRECISIONS, PlanHalf, listed
+from gangline.strategies.base import EXTRAS, METHODS, PRECISIONS, PlanHalf, listed
 from gangline.strategies.table import ALONE, STRATEGIES, plan_half
 
 HEAD = """\
@@ -39,7 +39,7 @@ def page() -> str:
     return HEAD + "\n".join(_table(title, heads, halves, rows) for title, heads, rows in tables) + FOOT
 
 
-_TRAINS = ("method", "precision", "optimizer", "activation offloading", "offload", "keys of its own")
+_TRAINS = ("method", "precision", "optimizer", "activation offloading", "offload", "not with", "keys of its own")
 _RUNS = ("ranks", "GPUs", "who gets more of the batch", "`auto` takes it", "numbers", "package")
 
 
@@ -51,6 +51,8 @@ def _trains(half: PlanHalf) -> Iterator[str]:
     yield "yes" if own.supports("activation_offloading", value=True, given={}) else "no"
     ways = [f"{' with '.join(parts)} ({_methods(methods)})" for methods, parts in own.offload]
     yield "; ".join(ways) or "none"
+    given = {"method.kind": "lora"}
+    yield ", ".join(f"`{key}`" for key in EXTRAS if not own.supports(key, value=True, given=given)) or "none"
     yield ", ".join(f"`{key}`" for key in own.keys) or "none"
 
 

@@ -23,13 +23,13 @@ from torch import nn
 from gangline import __version__
 from gangline.errors import ModelError, RunFailed, UsageError
 from gangline.runs.files import sync_folder, write_json
+from gangline.worker.adapters import adapted_layers
 from gangline.worker.data.model_folder import weights_folder
 from gangline.worker.json_lines import write_line
 from gangline.worker.model import base_of, load_config, load_tokenizer, model_of
 from gangline.worker.restore import some
 from gangline.worker.trained import (
     Checkpoint,
-    adapted_layers,
     check_weight,
     check_weights,
     digest_of_tensor,

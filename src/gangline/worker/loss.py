@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gangline.worker.data.tokens import NO_TARGET
-from gangline.worker.model import base_of
+from gangline.worker.model import base_of, output_head
 
 # Logits held at once. A CPU is fastest with chunks that stay in its caches (4 MiB in fp32; four times as many cost 6 %
 # of this function); a GPU needs large products to be busy (512 MiB in fp32).
@@ -165,7 +165,7 @@ class CausalLoss(nn.Module):
         self, core: Any, hidden: torch.Tensor, targets: torch.Tensor, trained: torch.Tensor
     ) -> torch.Tensor:
         rows, goal = hidden.flatten(0, 1).index_select(0, trained), targets.flatten().index_select(0, trained)
-        head = core.get_output_embeddings()
+        head = output_head(core)
         loss: torch.Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             rows, head.weight, head.bias, goal, self.compute, torch.is_grad_enabled()
         )
@@ -179,8 +179,7 @@ class CausalLoss(nn.Module):
         on a few tokens, not by a list of names.
         """
         core = base_of(self.model)
-        get_head = getattr(core, "get_output_embeddings", None)
-        head = get_head() if get_head is not None else None
+        head = output_head(core)
         if type(head) is not nn.Linear or getattr(core, "base_model", core) is core:
             return False
         was_training = self.model.training

@@ -1,4 +1,4 @@
-"""Models and tokenizers from a folder or the hub; LoRA by peft; activations in the machine's memory.
+"""Models and tokenizers from a folder or the hub; LoRA by peft (`adapters`); activations in the machine's memory.
 
 With recomputation a layer keeps its input alone (torch.utils.checkpoint saves it like any other tensor). With
 `activation_offloading` that input leaves the card until backward, so a card holds those of one layer in place of all.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import pickle
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,8 +20,9 @@ import torch
 from torch import nn
 
 from gangline.errors import ModelError, error_summary
-from gangline.runs.job import Job, MethodJob, ModelJob
+from gangline.runs.job import Job, ModelJob
 from gangline.worker import compat
+from gangline.worker.adapters import attach_adapters, saved_module
 from gangline.worker.data.model_folder import weight_files
 from gangline.worker.quantised import quantise
 
@@ -88,7 +88,8 @@ def random_model(
 def finish_model(model: Any, job: Job, *, compute: torch.dtype) -> nn.Module:
     """A base model made ready to be trained: adapters, recomputation, training mode. Raises ModelError."""
     if job.method.kind != "full":
-        model = _attach_lora(model, job.method, trained=_trained(job, compute), seed=job.seed)
+        trained = _trained(job, compute)
+        model = attach_adapters(model, job.method, compute=compute, trained=trained, seed=job.seed)
     if job.activation_checkpointing:
         # reentrant checkpointing marks adapters ready twice under DDP
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -144,6 +145,12 @@ def base_of(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
+def output_head(core: Any) -> Any:
+    """The module that makes logits: of a head whose copy is trained that copy."""
+    get_head = getattr(core, "get_output_embeddings", None)
+    return saved_module(get_head()) if get_head is not None else None
+
+
 def layers_of(core: nn.Module) -> nn.ModuleList:
     """The stack of decoder layers of a transformers model. Raises ModelError."""
     depth = core.config.get_text_config().num_hidden_layers  # type: ignore[union-attr, operator]
@@ -184,41 +191,6 @@ def _load_base(job: Job, *, dtype: torch.dtype, drawn: torch.dtype) -> Any:
             seen=f"expected weights that fit config.json; {error_summary(error)}",
             fix="copy the model folder again and compare its files with the source",
         ) from error
-
-
-def _attach_lora(model: Any, method: MethodJob, *, trained: torch.dtype, seed: int) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    targets: str | list[str] = "all-linear" if method.targets == ("all-linear",) else list(method.targets)
-    config = LoraConfig(
-        r=method.rank,
-        lora_alpha=method.alpha,
-        lora_dropout=method.dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-    )
-    torch.manual_seed(seed)
-    try:
-        with warnings.catch_warnings():
-            # peft 0.21 reads a name that transformers 5.23 calls old
-            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-            wrapped = get_peft_model(model, config)
-    except ValueError as error:
-        if "lora_dropout" in str(error):
-            raise ModelError(
-                "method.dropout: adapters of experts take none",
-                seen=f"dropout {method.dropout:g} with targets that hold experts in one tensor; {error_summary(error)}",
-                fix="set method.dropout: 0, or name targets outside the experts, such as those of attention",
-            ) from error
-        names = sorted({name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
-        raise ModelError(
-            f"method.targets: {', '.join(method.targets)} matches nothing in this model",
-            seen=f"expected names among {', '.join(names)}",
-            fix="name some of these, or set targets: all-linear",
-        ) from error
-    for parameter in trainable(wrapped).values():
-        parameter.data = parameter.data.to(trained)
-    return wrapped
 
 
 def _source(model: ModelJob) -> dict[str, Any]:

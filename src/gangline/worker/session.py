@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,8 +17,9 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
 from gangline.runs.step_schedule import in_steps
-from gangline.strategies.base import Asked, Machines, PlanHalf, violations
+from gangline.strategies.base import Asked, Machines, PlanHalf, extras_of, violations
 from gangline.strategies.table import STRATEGIES, plan_half
+from gangline.worker.adapters import initialise
 from gangline.worker.batch import SampleOrder, TokenSource
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import load_model
@@ -84,6 +86,7 @@ def _require_capable(setup: StrategySetup, half: PlanHalf | None) -> None:
         precision=setup.precision.name,
         parameters="fp32" if setup.precision.parameters is torch.float32 else "compute",
         optimizer=job.optimizer.kind,
+        extras=extras_of(job),
     )
     ranks = {host: gang.num_ranks(host) for host in gang.hosts}
     found = violations(half, asked, Machines(ranks=ranks, sharing=gang.hosts if gang.shares_gpus else ()))
@@ -127,8 +130,12 @@ def _without_weights(strategy: Strategy) -> tuple[nn.Module, Files] | None:
     job = strategy.job
     if not strategy.meta_init and job.method.kind != "qlora":
         return None
-    found = meta_model(job, compute=strategy.precision.compute, prepare=strategy.split)
+    found = meta_model(job, compute=strategy.precision.compute, prepare=strategy.split, begin=partial(_begin, strategy))
     return None if found is not None and not strategy.keeps_ties and is_tied(found[0]) else found
+
+
+def _begin(strategy: Strategy, model: nn.Module, weight_of: Callable[[str], torch.Tensor]) -> None:
+    initialise(model, strategy.job.method, weight_of=weight_of, world=strategy.world, beat=strategy.setup.beat)
 
 
 def _prepare(strategy: Strategy, model: nn.Module) -> CausalLoss:

@@ -17,6 +17,7 @@ from gangline.errors import CheckpointError, RunFailed, UsageError
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, CheckpointPart, Commit
+from gangline.worker.adapters import adapted_layers, round_saved
 from gangline.worker.model import base_of, load_config, load_model, trainable
 from gangline.worker.restore import Blocks, some
 
@@ -66,6 +67,7 @@ def load_trained(checkpoint: Checkpoint, *, packed: bool = False) -> Any:
     loaded = dataclasses.replace(job, method=method, activation_checkpointing=False)
     model = load_model(loaded, compute=checkpoint.stored)
     read_trained(checkpoint, model)
+    round_saved(model, checkpoint.stored)
     model.eval()
     # training turns the cache off; from here on the model has its own setting
     base_of(model).config.use_cache = load_config(job.model).use_cache  # type: ignore[union-attr]
@@ -184,17 +186,16 @@ def merge_adapter(model: Any) -> Any:
 
 @torch.no_grad()
 def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """W + scale * B A of the adapters of a layer, in the dtype of W."""
+    """W + scale * B A of the adapters of a layer, in the dtype of W; under DoRA its rows have the trained lengths."""
     for adapter in layer.active_adapters:
-        weight = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
+        merged = weight.float() + layer.get_delta_weight(adapter).float()
+        if adapter in layer.lora_magnitude_vector:
+            length = layer.lora_magnitude_vector[adapter].weight.float()
+            rows = merged.T if layer.fan_in_fan_out else merged
+            rows = rows * (length / torch.linalg.norm(rows, dim=1))[:, None]
+            merged = rows.T if layer.fan_in_fan_out else rows
+        weight = merged.to(weight.dtype)
     return weight
-
-
-def adapted_layers(model: Any) -> list[tuple[str, Any]]:
-    """The layers that carry an adapter, with their names."""
-    from peft.tuners.lora import LoraLayer
-
-    return [(name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer)]
 
 
 def refuse_shared(model: Any, name: str, weight: torch.Tensor) -> None:

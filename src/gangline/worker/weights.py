@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -100,16 +101,22 @@ Target: TypeAlias = torch.Tensor | QuantisedLinear | FlatShard
 
 
 def meta_model(
-    job: Job, *, compute: torch.dtype, prepare: Callable[[nn.Module], None] = lambda _model: None
+    job: Job,
+    *,
+    compute: torch.dtype,
+    prepare: Callable[[nn.Module], None] = lambda _model: None,
+    begin: Callable[[nn.Module, Callable[[str], torch.Tensor]], None] = lambda _model, _weight_of: None,
 ) -> tuple[nn.Module, Files] | None:
     """The model of a job in training mode on the meta device, and its files; adapters have their usual values.
 
-    prepare: changes the model before its tensors are looked up in the files. None where the model cannot be read by
-    shards, and `prepare` has to be called with another one. Raises ModelError.
+    prepare: changes the model before its tensors are looked up in the files. begin: gets the model before that, and
+    what reads a whole weight of it, for adapters that begin with values of weights. None where the model cannot be
+    read by shards (a random one, or one of which copies are trained), and `prepare` has to be called with another one.
+    Raises ModelError.
     """
     from accelerate import init_empty_weights
 
-    if job.model.start == "random":
+    if job.model.start == "random" or job.method.modules_to_save:
         return None
     full = job.method.kind == "full"
     with init_empty_weights(include_buffers=False):
@@ -121,6 +128,9 @@ def meta_model(
     model = finish_model(model, job, compute=compute)
     if not full:
         _replace_placeholders(base_of(model), _meta)
+        if (whole := Files.of(job, model)) is None:
+            return None
+        begin(model, partial(read_joined, whole))
     prepare(model)
     files = Files.of(job, model)
     if job.method.kind == "qlora":
@@ -250,6 +260,15 @@ def read_whole(files: Files, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         with _readable(files.folder), safe_open(files.folder / files.file_of[key], framework="pt") as stream:
             tensor = stream.get_tensor(key)
         yield key, tensor
+
+
+def read_joined(files: Files, name: str) -> torch.Tensor:
+    """A tensor of the model, on the CPU. Raises ModelError."""
+    rows = files.rows[name]
+    tensors = dict(read_whole(files, name))
+    if not rows.by_expert:
+        return tensors[name]
+    return torch.stack([torch.cat([tensors[key] for key in keys]) for keys in rows.keys])
 
 
 def _get(key: str, files: Files, file: str, stream: Any) -> torch.Tensor:

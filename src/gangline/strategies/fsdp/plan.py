@@ -139,7 +139,7 @@ def sharded_traffic(ask: TrafficQuery, *, with_adapters: bool) -> Iterator[Excha
     """Weights are put together layer by layer, gradients summed into parts, in every micro-batch."""
     training = ask.training
     for layer in padded_experts(ask.architecture, training, ask.strategy).layers:
-        adapters = layer_adapters(layer, training.rank, training.targets) if with_adapters else 0
+        adapters = layer_adapters(layer, training.rank, training.targets, dora=training.dora) if with_adapters else 0
         trained = layer.num_parameters if training.method == "full" else adapters
         yield from _unit(ask, _gathered_bytes(layer, training, adapters=adapters), trained, count=layer.count)
     outside = ask.architecture.embedding_weights + ask.architecture.head_weights + ask.architecture.vectors

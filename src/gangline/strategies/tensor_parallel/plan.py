@@ -64,6 +64,18 @@ class TensorParallelPlan(PlanHalf):
                 why="weights are cut by columns and rows as they are, and quantised numbers share their scales",
                 fix="write `strategy: hsdp`, or `method: lora`",
             ),
+            Limit(
+                key="method.dora",
+                refused=(True,),
+                why="no rank has whole rows of the weights that are cut along them, whose lengths are trained",
+                fix="write `strategy: hsdp`, or delete dora",
+            ),
+            Limit(
+                key="method.modules_to_save",
+                refused=(True,),
+                why="the head and the table are shared by the ranks of a host as they are",
+                fix="write `strategy: hsdp`, or delete modules_to_save",
+            ),
             NO_FP16,
             NO_EIGHT_BITS,
             replace(NO_WHOLE_MATRICES, fix="write `kind: adamw`, `kind: lion` or `kind: sgd`, or `strategy: ddp`"),

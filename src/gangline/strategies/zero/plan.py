@@ -56,6 +56,23 @@ LIMITS = (
 )
 
 
+IN_PARTS = (
+    Limit(
+        key="method.dora",
+        refused=(True,),
+        why="the lengths of rows are computed from weights that DeepSpeed has in parts then",
+        fix="write `strategy: fsdp`, or delete dora",
+    ),
+    Limit(
+        key="method.modules_to_save",
+        refused=(True,),
+        why="their copies are made of weights that DeepSpeed has in parts then",
+        fix="write `strategy: fsdp`, or delete modules_to_save",
+    ),
+)
+"""Limits of zero-3."""
+
+
 class ZeroPlan(PlanHalf):
     """DeepSpeed has some of the state in parts over all ranks."""
 
@@ -159,7 +176,9 @@ class Zero3(ZeroPlan):
     meaning = "weights, gradients and states in parts: weights travel for every micro-batch, forward and backward"
     guide = "as zero-2, with weights in parts, too"
     held = "all state"
-    capabilities = _capabilities(("optimizer",), ("optimizer", "parameters"), keys=("offload_to",))
+    capabilities = replace(
+        _capabilities(("optimizer",), ("optimizer", "parameters"), keys=("offload_to",)), limits=(*LIMITS, *IN_PARTS)
+    )
     lockstep = True
 
     def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:

@@ -1,0 +1,131 @@
+"""The section `method`: which keys go together, and what they mean: the weights that train."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from gangline.config.job_model import JobWords
+from gangline.config.mistakes import KeyPath, quote
+from gangline.config.validate import Checked
+from gangline.runs.decode import build
+from gangline.runs.job import REGEX, MethodJob
+
+ALL_LINEAR = "all-linear"
+ADAPTER_KEYS = (
+    *("rank", "alpha", "dropout", "targets", "exclude", "layers", "rank_pattern", "alpha_pattern"),
+    *("rslora", "dora", "init", "modules_to_save"),
+)
+"""Keys of the section that say how adapters are."""
+
+
+def resolve_method(checked: Checked[JobWords]) -> MethodJob:
+    """What the words mean; what is off is recorded in `checked`."""
+    _check_kind(checked)
+    _check_targets(checked)
+    _check_expressions(checked)
+    words = checked.words.method
+    if words.init == "orthogonal" and (
+        odd := [rank for rank in (words.rank, *words.rank_pattern.values()) if rank % 2]
+    ):
+        checked.report(
+            ("method", "init"),
+            seen=f"orthogonal with rank {odd[0]}",
+            expected="even ranks: A and B get half of the directions each",
+            fix=f"write rank: {odd[0] + 1}, or init: default",
+            reads=(("method", "rank"), ("method", "rank_pattern")),
+        )
+    layers = tuple(sorted(set(_numbers(checked, words.layers))))
+    return build(MethodJob, words.model_dump() | {"layers": layers})
+
+
+def _check_kind(checked: Checked[JobWords]) -> None:
+    method = checked.words.method
+    if method.kind == "full":
+        kind_fix = "write `kind: full` as `kind: lora`" if checked.wrote("method", "kind") else "add `kind: lora`"
+        for key in ADAPTER_KEYS:
+            if key in method.model_fields_set:
+                checked.report(
+                    ("method", key),
+                    seen=f"{key}, but every weight is trained (kind: full)",
+                    expected=f"{key} with kind: lora or kind: qlora only",
+                    fix=f"{kind_fix}, or delete {key}",
+                    reads=(("method", "kind"),),
+                )
+    if "bits" in method.model_fields_set and method.kind != "qlora":
+        checked.report(
+            ("method", "bits"),
+            seen=f"bits, but frozen weights are as they are (kind: {method.kind})"
+            if method.kind == "lora"
+            else "bits, but every weight is trained (kind: full)",
+            expected="bits with kind: qlora only",
+            fix="write `kind: qlora`, or delete bits",
+            reads=(("method", "kind"),),
+        )
+
+
+def _check_targets(checked: Checked[JobWords]) -> None:
+    method = checked.words.method
+    for word, others in ((ALL_LINEAR, "names"), (REGEX, "names; one expression may have alternatives: (a|b)")):
+        if len(method.targets) > 1 and any(each.startswith(word) for each in method.targets):
+            checked.report(
+                ("method", "targets"),
+                seen=f"{word} beside other {'names' if word == ALL_LINEAR else 'targets'}",
+                expected=f"{word} alone, or {others}",
+                fix=f"write `targets: {word}`, or delete {word} from the list"
+                if word == ALL_LINEAR
+                else "write one expression, or names alone",
+            )
+    if len(method.exclude) > 1 and any(each.startswith(REGEX) for each in method.exclude):
+        checked.report(
+            ("method", "exclude"),
+            seen="an expression beside other names",
+            expected="one `regex:...` alone, or names",
+            fix="write one expression, which may have alternatives: (a|b)",
+        )
+    if method.layers and method.targets[0].startswith(REGEX):
+        checked.report(
+            ("method", "layers"),
+            seen="layers beside an expression for whole names",
+            expected="the layers in the expression, such as regex:model\\.layers\\.(8|9)\\..*",
+            fix="delete layers, or write names as targets",
+            reads=(("method", "targets"),),
+        )
+
+
+def _check_expressions(checked: Checked[JobWords]) -> None:
+    """Regular expressions that Python does not read."""
+    for path, text in _expressions(checked):
+        try:
+            re.compile(text)
+        except re.error as error:
+            checked.report(
+                path, seen=quote(text), expected=f"a regular expression; {error}", fix="put it right at that place"
+            )
+
+
+def _expressions(checked: Checked[JobWords]) -> Iterator[tuple[KeyPath, str]]:
+    method = checked.words.method
+    for key in ("targets", "exclude"):
+        for index, text in enumerate(getattr(method, key)):
+            if text.startswith(REGEX):
+                yield ("method", key, index), text.removeprefix(REGEX)
+    for key in ("rank_pattern", "alpha_pattern"):
+        for text in getattr(method, key):
+            yield ("method", key, text), text
+
+
+def _numbers(checked: Checked[JobWords], layers: Iterable[int | str]) -> Iterator[int]:
+    for index, each in enumerate(layers):
+        if isinstance(each, int):
+            yield each
+            continue
+        first, last = map(int, each.split("-"))
+        if first > last:
+            checked.report(
+                ("method", "layers", index),
+                seen=f"the range {each}",
+                expected="its first layer before its last",
+                fix=f"write {last}-{first}",
+            )
+        yield from range(first, last + 1)

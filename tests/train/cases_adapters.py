@@ -1,0 +1,129 @@
+"""What ranks do in test_adapters: every option of adapters, over ranks, alone, and by peft in a plain loop of torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from gangline.errors import GanglineError
+from gangline.runs.job import Job, MethodJob, ModelJob, OptimizerJob, ScheduleJob
+from gangline.worker.adapters import round_saved
+from gangline.worker.export import export
+from gangline.worker.model import load_model, trainable
+from tests.train import tiny
+from tests.train.cases_export import logits, relative, stranger
+from tests.train.small import MemorySet, make_job, make_session, make_world, model_folder, norms_in_own_dtype, run_loop
+
+STEPS = 20
+SEED = 7
+
+
+def stored_model(folder: str, *, tied: bool) -> str:
+    """A folder with weights in this one, made by the first rank; collective."""
+    from transformers import AutoConfig
+
+    path = Path(folder) / ("tied" if tied else "untied")
+    if dist.get_rank() == 0 and not path.is_dir():
+        torch.manual_seed(1)
+        config = AutoConfig.from_pretrained(model_folder(layers=2, tie_word_embeddings=tied, initializer_range=0.2))
+        AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    dist.barrier()
+    return str(path)
+
+
+def job_of(
+    options: dict, *, folder: str, tied: bool = False, precision: str = "fp64", steps: int = STEPS, **changes
+) -> Job:
+    """A job with these options of its method, over stored weights; AdamW without anything around it."""
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    return replace(
+        make_job(precision=precision, steps=steps, **changes),
+        model=ModelJob(path=stored_model(folder, tied=tied)),
+        method=replace(MethodJob(kind="lora", rank=4, alpha=8.0), **options),
+        optimizer=OptimizerJob(learning_rate=3e-3, clip_norm=None),
+        schedule=ScheduleJob(kind="constant"),
+    )
+
+
+def by_peft(job: Job, config: LoraConfig) -> list[float]:
+    """Losses of a plain loop over the same samples."""
+    norms_in_own_dtype()
+    model = AutoModelForCausalLM.from_pretrained(job.model.path, dtype=torch.float64)
+    torch.manual_seed(SEED)
+    model = get_peft_model(model, config, autocast_adapter_dtype=False).double().train()
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=3e-3, weight_decay=0.0)
+    session = make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0)
+    rows, losses = MemorySet(64), []
+    for step in range(job.steps):
+        samples = [rows.sample(int(index)) for index in session.order.samples(step)]
+        count = sum(int((each.targets != -100).sum()) for each in samples)
+        optimizer.zero_grad()
+        total = 0.0
+        for each in samples:
+            logits = model(torch.tensor(each.input_ids)[None]).logits[0]
+            loss = F.cross_entropy(logits, torch.tensor(each.targets), ignore_index=-100, reduction="sum") / count
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+def by_peft_too(folder: str, options: dict, config: dict, tied: bool = False):
+    """Losses of one process, and by peft with the configuration that means the same."""
+    job = job_of(options, folder=folder, tied=tied, batch=4)
+    _, alone = run_loop(make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0))
+    words = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **config}
+    return {"alone": [loss for _, loss, _ in alone.steps], "peft": by_peft(job, LoraConfig(**words))}
+
+
+def divided(folder: str, options: dict, gang: dict, tied: bool = False, steps: int = 4, **how):
+    """Of rank 0: losses of some steps over ranks and alone."""
+    job = job_of(options, folder=folder, tied=tied, steps=steps, **how)
+    _, split = run_loop(make_session(job, make_world(rank=dist.get_rank(), **gang), num_evaluation=0))
+    if dist.get_rank() > 0:
+        return None
+    _, alone = run_loop(make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0))
+    return {"split": [loss for _, loss, _ in split.steps], "alone": [loss for _, loss, _ in alone.steps]}
+
+
+def refused(folder: str, options: dict, tied: bool = False):
+    """The error of a session with these options."""
+    try:
+        make_session(
+            job_of(options, folder=folder, tied=tied, precision="fp32"), make_world([10], rank=0, strategy="single")
+        )
+    except GanglineError as error:
+        return error.to_json()
+    return None
+
+
+def exported(folder: str, options: dict, merged: bool = False, dtype: str = "float32", **model):
+    """Export a checkpoint with these options, and how far a stranger's logits are from the trained model's."""
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    base = Path(folder) / "base"
+    tiny.write_model(base, dtype=getattr(torch, dtype), **model)
+    tiny.write_tokenizer(base)
+    job = tiny.make_job(base)
+    job = replace(job, method=replace(job.method, **options))
+    run, part, tensors = tiny.write_run(Path(folder) / "root", job)
+    done = export(run, part, Path(folder) / "out", merged=merged)
+    trained = load_model(job, compute=getattr(torch, dtype))
+    with torch.no_grad():
+        for name, parameter in trainable(trained).items():
+            parameter.copy_(tensors[name])
+    round_saved(trained, getattr(torch, dtype))
+    seen, expected = logits(stranger(base, Path(done.folder))), logits(trained)
+    return {
+        "difference": relative(seen, expected),
+        "from_base": relative(seen, logits(AutoModelForCausalLM.from_pretrained(base))),
+        "tolerance": done.tolerance,
+        "files": done.files,
+    }

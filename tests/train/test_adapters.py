@@ -1,0 +1,110 @@
+"""Every option of an adapter is peft's own, on one process and on any split."""
+
+import pytest
+
+from tests.train import cases_adapters
+from tests.train.tolerances import FP32, FP64, LOGITS
+
+UNEVEN = {"shares": [5, 3, 2]}
+OPTIONS = {
+    "one scale and rank for each": (
+        {"rslora": True, "init": "gaussian", "exclude": ["v_proj"], "rank_pattern": {"q_proj": 2, "layers.1.*": 6},
+         "alpha_pattern": {"down_proj": 3.0}},
+        {"use_rslora": True, "init_lora_weights": "gaussian", "exclude_modules": ["v_proj"],
+         "rank_pattern": {"q_proj": 2, "layers.1.*": 6}, "alpha_pattern": {"down_proj": 3.0}},
+    ),
+    "expressions": (
+        {"init": "orthogonal", "targets": [r"regex:model\.layers\.\d\.mlp\..*_proj"], "exclude": ["regex:.*up_proj"]},
+        {"init_lora_weights": "orthogonal", "target_modules": r"model\.layers\.\d\.mlp\.(gate|down)_proj"},
+    ),
+    "names in one layer": (
+        {"targets": ["q_proj", "down_proj"], "layers": [1]},
+        {"target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]},
+    ),
+    "all of one layer": ({"layers": [1]}, {"target_modules": r"model\.layers\.1\..*_proj"}),
+    "lengths and modules": (
+        {"dora": True, "targets": ["q_proj", "down_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+        {"use_dora": True, "target_modules": ["q_proj", "down_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+    ),
+}  # fmt: skip
+TIED = ({"modules_to_save": ["embed_tokens"]}, {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True})
+
+
+def worst(one, other) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of the models with weights, written once."""
+    return str(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, "tied"])
+def test_twenty_steps_of_one_process_are_those_of_peft_in_a_plain_loop(pool, folder, name):
+    options, config = TIED if name == "tied" else OPTIONS[name]
+    words = {"folder": folder, "options": options, "config": config, "tied": name == "tied"}
+    found = pool(1).run(cases_adapters.by_peft_too, **words)[0]
+    assert worst(found["alone"], found["peft"]) <= FP64
+
+
+def test_twenty_steps_over_uneven_ranks_are_those_of_one_process(pool, folder):
+    options = {"dora": True, "rslora": True, "rank_pattern": {"q_proj": 2}, "modules_to_save": ["lm_head"]}
+    found = pool(3).run(cases_adapters.divided, folder=folder, options=options, gang=UNEVEN, steps=20)[0]
+    assert worst(found["split"], found["alone"]) <= FP64
+
+
+GANGS = {
+    "fsdp": {"shares": [7, 3]},
+    "pipeline": {"shares": [1, 1]},
+    "zero-1": {"shares": [7, 3]},
+    "zero-2": {"shares": [7, 3]},
+}
+
+
+@pytest.mark.parametrize("kind", GANGS)
+def test_lengths_of_rows_and_whole_modules_are_trained_under_every_strategy_that_allows_them(pool, folder, kind):
+    gang = {**GANGS[kind], "strategy": kind}
+    how, tolerance = ({"precision": "fp32"}, FP32) if kind.startswith("zero") else ({}, FP64)
+    for tied in (False, True):
+        options = {"rslora": True, "modules_to_save": ["embed_tokens"]} if tied else {"dora": True}
+        words = {"folder": folder, "options": options, "tied": tied}
+        found = pool(2).run(cases_adapters.divided, gang=gang, **words, **how)[0]
+        assert worst(found["split"], found["alone"]) <= tolerance
+
+
+EXPORTED = {
+    "lengths": {"dora": True, "rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.0.*": 3.0}},
+    "modules": {"targets": [r"regex:.*_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+}
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("name", [*EXPORTED, "tied"])
+def test_what_is_exported_is_the_trained_model_for_plain_peft_and_transformers(pool, tmp_path, name, merged):
+    options, model = EXPORTED.get(name, {"modules_to_save": ["lm_head"]}), {"tie_word_embeddings": name == "tied"}
+    words = {"folder": str(tmp_path), "options": options, "merged": merged, **model}
+    done = pool(1).run(cases_adapters.exported, **words)[0]
+    assert done["difference"] <= LOGITS
+    assert done["from_base"] > 0.05
+
+
+def test_whole_modules_over_a_base_in_bf16_are_exported_as_they_were_trained(pool, tmp_path):
+    words = {"folder": str(tmp_path), "options": EXPORTED["modules"], "dtype": "bfloat16"}
+    done = pool(1).run(cases_adapters.exported, **words)[0]
+    assert done["difference"] <= done["tolerance"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layers": [1, 5]}, "method.layers: LlamaForCausalLM has no layer 5"),
+        ({"modules_to_save": ["head"]}, "method.modules_to_save: head is no module of this model"),
+        ({"rank_pattern": {"q_porj": 2}}, "method.rank_pattern: q_porj names no module with an adapter"),
+        ({"targets": ["regex:.*mlp.*"]}, "method.targets: regex:.*mlp.* matches modules that take no adapter"),
+        ({"exclude": ["regex:.*"]}, "matches nothing that exclude and layers leave"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused_by_name(pool, folder, options, said):
+    error = pool(1).run(cases_adapters.refused, folder=folder, options=options)[0]
+    assert said in error["what"]
