@@ -515,5 +515,10 @@ class JobWords(Section):
     """Steps in a row whose loss or gradient is not a finite number and that are skipped, before the run stops."""
 
 
-FOREIGN: dict[str, str] = json.loads(Path(__file__).with_name("foreign_keys.json").read_text(encoding="utf-8"))
-"""Keys of other trainers, and the key of a job that means the same."""
+def _listed_beside(name: str) -> Any:
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+FOREIGN: dict[str, str] = dict.fromkeys(_listed_beside("foreign_names.json"), "") | _listed_beside("foreign_keys.json")
+"""Keys of other trainers: the key of a job that means the same, a sentence that says what to write, or "" for one that
+means nothing here. `python -m gangline.convert.reference .` writes the names."""

@@ -324,7 +324,11 @@ def _unknown_key(schema: Schema, document: Document, path: KeyPath, foreign: Map
     known = foreign.get(name)
     elsewhere = [known] if known else [key for key in _all_keys(schema, schema) if key.rpartition(".")[2] == name]
     close = nearest(name, keys)
-    if len(elsewhere) > 1:
+    if known is not None and " " in known:
+        fix = known
+    elif known == "":
+        fix = "a key of other trainers, which means nothing here; `gangline convert FILE` says what becomes of theirs"
+    elif len(elsewhere) > 1:
         fix = f"did you mean one of {listed(elsewhere)}?"
     elif elsewhere or close:
         fix = f"did you mean {quote(elsewhere[0] if elsewhere else str(close))}?"

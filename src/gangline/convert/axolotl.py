@@ -488,15 +488,7 @@ METHOD: Mapping[str, Rule] = {
     "bnb_config_kwargs.*": refuse(lacks.QUANTISED_MODEL),
     "gptq": off_or(lacks.QUANTISED_MODEL),
     **each(drop("of GPTQ only"), "gptq_groupsize gptq_model_v1 gptq_disable_exllama"),
-    "quantize_moe_experts": _of_adapter(
-        where_on(
-            lambda _v, f: (
-                same({"method.target_parameters": f.get("lora_target_parameters")})
-                if f.get("lora_target_parameters")
-                else same({"method.quantise_experts": True})
-            )
-        )
-    ),
+    "quantize_moe_experts": _of_adapter(off_or(lacks.EXPERTS)),
     "lora_r": _of_adapter(number_to("method.rank")),
     "lora_alpha": _of_adapter(number_to("method.alpha")),
     "lora_dropout": _of_adapter(number_to("method.dropout")),

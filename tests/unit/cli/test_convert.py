@@ -1,0 +1,64 @@
+"""`gangline convert`: what it prints, writes and refuses."""
+
+import json
+
+import pytest
+
+from gangline.cli.main import main
+
+AXOLOTL = (
+    "base_model: acme/small-1b\nlearning_rate: 1e-4\nwarmup_steps: 5\ndatasets:\n  - {path: acme/rows, type: alpaca}\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "axolotl.yaml").write_text(AXOLOTL)
+    return tmp_path
+
+
+def test_it_prints_what_became_of_every_key_and_writes_the_job(folder, capsys):
+    assert main(["convert", "axolotl.yaml", "--world-size", "4"]) == 0
+    said = capsys.readouterr()
+    for key in ("base_model", "learning_rate", "datasets.0.path", "datasets.0.type"):
+        assert f"same     {key}" in said.out
+    assert "default  optimizer.beta2" in said.out
+    assert "Next: gangline plan job.yaml" in said.err
+    assert "batch: 4" in (folder / "job.yaml").read_text()
+
+
+def test_a_refused_key_ends_it_and_nothing_is_written(folder, capsys):
+    (folder / "axolotl.yaml").write_text(f"{AXOLOTL}neftune_noise_alpha: 5\n")
+    assert main(["convert", "axolotl.yaml", "--world-size", "4"]) == 2
+    said = capsys.readouterr()
+    assert "missing: noise on embeddings" in said.out
+    assert "--leave-out neftune_noise_alpha" in said.err
+    assert not (folder / "job.yaml").exists()
+    assert main(["convert", "axolotl.yaml", "--world-size", "4", "--leave-out", "neftune_noise_alpha"]) == 0
+
+
+def test_a_dry_run_shows_the_file(folder, capsys):
+    assert main(["convert", "axolotl.yaml", "--world-size", "4", "--dry-run", "seed=7"]) == 0
+    assert "\nseed: 7\n" in capsys.readouterr().out
+    assert not (folder / "job.yaml").exists()
+
+
+def test_json_has_every_key_with_its_verdict(folder, capsys):
+    assert main(["convert", "axolotl.yaml", "--world-size", "4", "--json", "-o", "mine.yaml"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {"base_model", "learning_rate"} <= {each["key"] for each in answer["keys"] if not each["default"]}
+    assert answer["job"] == (folder / "mine.yaml").read_text()
+
+
+def test_hosts_become_a_cluster_file(folder, capsys):
+    (folder / "inventory.ini").write_text("[gpu]\npc1 ansible_host=192.168.1.11 ansible_user=alice\n")
+    assert main(["convert", "inventory.ini"]) == 0
+    assert "gangline init --pin cluster.yaml" in capsys.readouterr().err
+    assert "alice@192.168.1.11" in (folder / "cluster.yaml").read_text()
+
+
+def test_our_own_file_is_none_to_convert(folder, capsys):
+    (folder / "job.yaml").write_text("model: acme/small-1b\ndata: {train: rows.jsonl}\nbatch: 8\n")
+    assert main(["convert", "job.yaml"]) == 2
+    assert "no tool that is known here" in capsys.readouterr().err
