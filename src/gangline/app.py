@@ -3,7 +3,7 @@
 load      files and key=value        -> Job, Cluster
 locate    every host                 -> the folders meant there
 decide    facts, pairs               -> Inventory, Plan, findings; a failure stops here
-claim     the folders that are written to; then the run directory is made
+claim     the folders that are written to, and the slots; the run directory is made, and deleted if no rank runs
 equip     code, environment          -> every host
 bring     job, model, data           -> every host; tokenised once, on the head
 render    Plan                       -> Request (a dry run prints it and ends)
@@ -28,19 +28,20 @@ from gangline.context import (
     reached,
     starting,
 )
-from gangline.control.equip import claim, equip, preview, require_engine
+from gangline.control.equip import claim, equip, preview, require_engine, slots_held
 from gangline.control.start import (
     bring_inputs,
     carry_on,
     choose_checkpoint,
+    discarded_unless_begun,
     inputs_before,
     next_state,
     places_of,
     preparing,
     render,
-    report_if_startable,
     resumable,
     start_attempt,
+    to_hold,
     worker_program,
 )
 from gangline.control.supervision import RunHandle, open_run
@@ -55,6 +56,7 @@ from gangline.control.user_command import (
 from gangline.decide.decide import Decision, decide
 from gangline.decide.forecast import require_startable
 from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
+from gangline.launch.backend import LaunchRequest
 from gangline.provision.checkpoint_sources import bring, survey_places
 from gangline.provision.console import Console
 from gangline.provision.trees import create_folder, write_documents
@@ -77,11 +79,15 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
         decision = _startable(job, cluster, context, force=start.force)
         require_engine(decision.plan, decision.cluster, decision.inventory)
         claim(cluster, context)
-        with _new_run(job.name, cluster, context, decision.documents()) as layout:
+        program = worker_program(decision.job)
+        with (
+            _new_run(job.name, cluster, context, decision.documents()) as layout,
+            slots_held(to_hold(decision.inspection, decision.plan.gang(layout.run_id, 1), context, program), context),
+        ):
             ready = equip(decision.inspection, context, job=decision.job)
             plan, ready = bring_inputs(layout, decision, ready, context)
             gang = plan.gang(layout.run_id, 1)
-            start_attempt(layout, ready, gang, context, program=worker_program(decision.job))
+            start_attempt(layout, ready, gang, context, program=program)
     return layout
 
 
@@ -96,9 +102,17 @@ def run(
     with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
         inspection = _inspected(cluster, context)
         claim(cluster, context)
-        with _new_run(record.name, cluster, context, inspection.documents()) as layout:
+        with (
+            _new_run(record.name, cluster, context, inspection.documents()) as layout,
+            slots_held(_slots_of(record, layout, inspection, context), context),
+        ):
             start_command(layout, record, equip(inspection, context), 1, context)
     return layout
+
+
+def _slots_of(record: CommandRecord, layout: RunLayout, inspection: InspectResult, context: Context) -> LaunchRequest:
+    gang = command_gang(inspection.cluster, layout.run_id, 1)
+    return to_hold(inspection, gang, context, program_of(record, gang))
 
 
 @contextlib.contextmanager
@@ -106,7 +120,7 @@ def _new_run(name: str, cluster: Cluster, context: Context, documents: Mapping[s
     """The folder of a new run, whose state.json stays true while it is prepared in here."""
     layout = create_folder(context.home)
     state = RunState(name=name, supervisor=ProcessId.current())
-    with report_if_startable(layout, context.console), prepare_lock(layout), preparing(layout, state):
+    with discarded_unless_begun(layout, cluster, context), prepare_lock(layout), preparing(layout, state):
         write_documents(layout, {**documents, "cluster": cluster.to_json()})
         yield layout
     context.console.report(f"run {layout.run_id} started")

@@ -29,7 +29,11 @@ class FakeBackend:
     stubborn: hosts that leave only when killed, or when the gang is broken.
     """
 
-    def __init__(self, *, broken: frozenset[str] = frozenset(), stubborn: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, *, broken: frozenset[str] = frozenset(), stubborn: frozenset[str] = frozenset(), leases: bool = False
+    ) -> None:
+        self.leases = leases
+        """Whether hosts claim slots."""
         self.broken = broken
         self.stubborn = stubborn
         self.silent: set[str] = set()
@@ -78,6 +82,8 @@ class FakeBackend:
                 agent_argv=("fake-agent",),
                 run_id=gang.run_id,
                 attempt=gang.attempt,
+                slots=hosts[name].slots,
+                leases=f"{hosts[name].workdir}/leases/{name}" if self.leases else None,
                 alone=(program or WORKER).alone,
                 warm_pool=warm_pool,
             )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import dataclasses
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 from gangline.context import Context
 from gangline.control.supervision import SupervisorRecord, choose_in_background, choose_supervisor_host
 from gangline.decide.inspect import InspectResult
-from gangline.errors import UsageError
+from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.inventory.facts import Inventory
+from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.launch.backends import BACKENDS
 from gangline.planner.plan import Plan
 from gangline.plugins import package_version
@@ -20,6 +26,7 @@ from gangline.provision.environment import compare_environments, place_environme
 from gangline.provision.requirements import load_lock
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
 from gangline.transport.fanout import in_parallel
 from gangline.transport.local import LocalTransport
 from gangline.transport.transport import Transport
@@ -40,6 +47,85 @@ def claim(cluster: Cluster, context: Context) -> None:
     wanted = [(here, [str(context.home), *local])]
     wanted += [(context.transports[host.name], [host.workdir]) for host in cluster.hosts if host.transport != "local"]
     in_parallel(lambda each: ask_agent(each[0], "claim", {"folders": each[1]}, timeout_s=TIMEOUT_S), wanted)
+
+
+# The slots of every host, held while the start copies and tokenises.
+
+
+@contextlib.contextmanager
+def slots_held(request: LaunchRequest, context: Context) -> Iterator[None]:
+    """Hold the slots of all hosts until the host agents have them; raises RunFailed where another run has one.
+
+    request: what will be started, as far as it is known before anything is copied. A host agent of the same run and
+    attempt shares what is held here. The head comes first: of two starts at once that want the same hosts, one goes on.
+    """
+    parts = [part for part in request.hosts if part.leases is not None]
+    holds = [_Hold(part, context) for part in parts]
+    try:
+        for some in (holds[:1], holds[1:]):
+            _take(some)
+        yield
+    finally:
+        for hold in holds:
+            hold.release()
+
+
+def _take(holds: Sequence[_Hold]) -> None:
+    for hold in holds:
+        hold.start()
+    errors = [error for hold in holds if (error := hold.wait()) is not None]
+    if errors:
+        first, *more = errors
+        lines = [line for error in more for line in (error.what, error.seen) if line]
+        raise RunFailed(first.what, seen="\n        ".join([first.seen, *lines]), fix=first.fix)
+
+
+class _Hold(threading.Thread):
+    """The slots of one host, held by a command of its agent."""
+
+    def __init__(self, part: HostRequest, context: Context) -> None:
+        super().__init__(daemon=True, name=f"slots of {part.host}")
+        self._released = PurePath(part.leases or "", f".released.{part.run_id}.{part.attempt}")
+        self._request = {**dataclasses.asdict(part), "released": str(self._released)}
+        self._transport = context.transports[part.host]
+        self._begun = threading.Event()
+        self._error: GanglineError | None = None
+
+    def run(self) -> None:
+        """Hold them until they are released, or the host cannot."""
+        try:
+            ask_agent(self._transport, "reserve", self._request, on_progress=lambda _record: self._begun.set())
+        except GanglineError as error:
+            self._error = error
+        finally:
+            self._begun.set()
+
+    def wait(self) -> GanglineError | None:
+        """The error of a host that cannot hold them."""
+        if not self._begun.wait(TIMEOUT_S):
+            host = self._transport.host
+            return HostUnreachable(f"{host} does not respond in time", fix=f"look at the load and the disk of {host}")
+        return self._error
+
+    def release(self) -> None:
+        """Let go of them. Where the host does not answer, they are free once its connection has ended."""
+        if not self.is_alive():
+            return
+        with contextlib.suppress(GanglineError, OSError):
+            self._transport.write(self._released, b"")
+            self.join(TIMEOUT_S)
+
+
+def discard(run: RunLayout, cluster: Cluster, context: Context) -> None:
+    """Delete what a run that never ran has left on the hosts and here. A host that does not answer keeps records."""
+
+    def at(host: Host) -> None:
+        with contextlib.suppress(GanglineError, OSError):
+            folder = str(RunLayout(Path(host.workdir), run.run_id).folder)
+            ask_agent(context.transports[host.name], "discard", {"folder": folder}, timeout_s=TIMEOUT_S)
+
+    in_parallel(at, cluster.hosts)
+    shutil.rmtree(run.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gangline.context import Context, Dependencies
-from gangline.control.equip import Ready
+from gangline.control.equip import Ready, discard
 from gangline.control.supervision import RunHandle, SupervisorRecord, copy_records, hand_over, seen_from_head
 from gangline.decide.decide import Decision
+from gangline.decide.inspect import InspectResult
 from gangline.errors import CheckpointError, GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
 from gangline.launch.program import Again, Program
@@ -31,7 +32,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_if_there
 from gangline.runs.registry import read_record
-from gangline.runs.state import ProcessId, RunState
+from gangline.runs.state import AttemptOutcome, ProcessId, RunState
 from gangline.supervise.next_attempt import REST_S
 from gangline.units import format_bytes
 
@@ -43,6 +44,12 @@ def render(
     cluster, deps = ready.cluster, context.deps
     port = deps.free_port(cluster, context.transports[cluster.head.name], claim=claim)
     return deps.backend(cluster.backend).render(cluster, gang, port=port, networks=ready.networks, program=program)
+
+
+def to_hold(inspection: InspectResult, gang: Gang, context: Context, program: Program) -> LaunchRequest:
+    """The request as far as it is known before anything is copied: it says which slots the gang takes."""
+    cluster, networks = inspection.cluster, inspection.rank_variables
+    return context.deps.backend(cluster.backend).render(cluster, gang, port=0, networks=networks, program=program)
 
 
 def worker_program(job: Job) -> Program:
@@ -210,13 +217,16 @@ def preparing(layout: RunLayout, state: RunState, *, before: RunState | None = N
 
 
 @contextlib.contextmanager
-def report_if_startable(layout: RunLayout, console: Console) -> Iterator[None]:
-    """Report a run that could not be started, and how to resume it."""
+def discarded_unless_begun(layout: RunLayout, cluster: Cluster, context: Context) -> Iterator[None]:
+    """Delete a run that ended before its ranks ran; where something of it may run, report how to go on."""
     try:
         yield
     except BaseException:
-        if layout.job.exists() and layout.cluster.exists():
-            console.report(_kept(layout.run_id, read_record(layout).phase))
+        if _may_run(layout):
+            context.console.report(_kept(layout.run_id, read_record(layout).phase))
+        else:
+            discard(layout, cluster, context)
+            context.console.report("nothing was started; files that were copied stay on the hosts for the next start")
         raise
 
 
@@ -224,15 +234,29 @@ ENDED = {"failed": "has failed", "stopped": "was stopped"}
 """Phase of a run that has ended -> its verb."""
 
 
+def _may_run(layout: RunLayout) -> bool:
+    """Whether anything of a run may run, or its supervisor has left a log that tells why nothing does."""
+    state = load_if_there(layout.state, RunState)
+    if state is None:
+        return False
+    if state.phase not in ENDED:
+        return True
+    if (outcome := load_if_there(layout.outcome(state.attempt), AttemptOutcome)) is not None:
+        return bool(outcome.doubtful or outcome.failures)
+    log = layout.supervisor_log(state.attempt)
+    return log.exists() and log.stat().st_size > 0
+
+
 def _kept(name: str, phase: str) -> str:
-    if phase in {"running", "stopping", "finished", "lost"}:  # the start was interrupted while its supervisor came up
+    if phase in ENDED:
         return (
-            f"{name} may be running. Check: gangline ps. Follow: gangline attach {name}. Stop: gangline stop {name}. "
-            f"If it is lost: gangline resume {name}"
+            f"{name} {ENDED[phase]}, and something of it may be left. Look: gangline explain {name}. "
+            f"End it: gangline stop {name}"
         )
+    # the start was interrupted while its supervisor came up
     return (
-        f"{name} {ENDED.get(phase, f'is {phase}')}. Once the cause is gone: gangline resume {name}. For a mistake in "
-        "the job, correct it and start a new run: gangline train"
+        f"{name} may be running. Check: gangline ps. Follow: gangline attach {name}. Stop: gangline stop {name}. "
+        f"If it is lost: gangline resume {name}"
     )
 
 

@@ -12,6 +12,7 @@ from gangline.diagnose.signatures import LEFT_OUT, LINE_CHARS, VERDICT, Sighting
 from gangline.errors import UsageError
 from gangline.report.run_history import Attempt, RankEnd, RunHistory, event_rows, next_step, rank0_rows
 from gangline.report.text_table import clean, last_shown
+from gangline.runs.registry import NEVER_STARTED
 from gangline.units import listed
 
 LABEL = 9
@@ -80,6 +81,7 @@ def _stands(phase: str) -> str:
         "stopped": "was stopped",
         "failed": "has failed",
         "lost": "is lost: its supervisor is gone",
+        NEVER_STARTED: "never started: its start was killed before any rank ran",
     }
     return words.get(phase, "cannot be read")
 

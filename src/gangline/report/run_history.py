@@ -20,7 +20,7 @@ from gangline.report.follow import View
 from gangline.report.text_table import age, table
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import decode_record
-from gangline.runs.registry import RunRecord
+from gangline.runs.registry import NEVER_STARTED, RunRecord
 from gangline.runs.state import AttemptOutcome
 from gangline.transport.ssh_options import NONSENSE, understood, whole
 from gangline.transport.transport import Transport
@@ -482,6 +482,8 @@ def next_step(history: RunHistory, *, is_job: bool, can_resume: bool) -> NextSte
     run_id, phase = history.id, history.run.phase
     if phase in {"stopped", "failed"}:
         return _again(history, is_job=is_job, can_resume=can_resume)
+    if phase == NEVER_STARTED:
+        return NextStep(command="gangline train", why="the start was killed before a rank ran; nothing is lost")
     if phase == "lost":
         return NextStep(
             command=f"gangline stop {run_id} && gangline resume {run_id}",

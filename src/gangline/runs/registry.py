@@ -17,6 +17,9 @@ from gangline.units import listed
 
 IsAlive = Callable[[ProcessId], bool]
 
+NEVER_STARTED = "never started"
+"""The phase of a run whose first start was killed before it began anything."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
@@ -36,9 +39,11 @@ class RunRecord:
 
     @property
     def phase(self) -> str:
-        """The phase of its state, or `lost`, or `unknown`."""
+        """The phase of its state, or `lost`, `never started` (its start was killed before), or `unknown`."""
         if self.state is None:
             return "unknown"
+        if self.lost and self.state.phase == "preparing" and self.state.attempt == 1:
+            return NEVER_STARTED
         return "lost" if self.lost else self.state.phase
 
     def require_state(self) -> None:
@@ -49,7 +54,7 @@ class RunRecord:
     @property
     def ended(self) -> bool:
         """Whether it has ended, or cannot continue by itself."""
-        return self.phase in {"finished", "stopped", "failed", "lost", "unknown"}
+        return self.phase in {"finished", "stopped", "failed", "lost", "unknown", NEVER_STARTED}
 
     @property
     def created(self) -> str:

@@ -90,6 +90,30 @@ def test_a_slot_has_one_run_and_the_other_is_told_who_and_since_when(ask, claim)
     assert claim(ask("brave-fox-2")).slots == ["cpu-0"]
 
 
+def test_reserved_slots_go_to_the_host_agent_of_that_start_alone_and_are_its_own_then(ask, claim, tmp_path):
+    request = {**ask(), "released": str(tmp_path / "released")}
+    reservation = leases.reserve(request)
+    assert next(reservation) == {"kind": "held"}
+    with pytest.raises(Taken, match="in use by calm-otter-7"):
+        claim(ask("brave-fox-2"))
+    assert claim(ask()).slots == ["cpu-0"]
+    Path(request["released"]).touch()
+    assert list(reservation)[-1] == {"kind": "result"}
+    assert not Path(request["released"]).exists()
+    assert held(ask()) == ["cpu-0"]
+    with pytest.raises(Taken):
+        claim(ask("brave-fox-2"))
+
+
+def test_reserved_slots_that_nobody_took_are_free_once_they_are_released(ask, claim, tmp_path):
+    request = {**ask(), "released": str(tmp_path / "released")}
+    reservation = leases.reserve(request)
+    next(reservation)
+    Path(request["released"]).touch()
+    assert list(reservation)[-1] == {"kind": "result"}
+    assert claim(ask("brave-fox-2")).slots == ["cpu-0"]
+
+
 def test_a_host_has_as_many_cpu_slots_as_the_cluster_file_says(ask, claim):
     assert claim(ask("a-a-1", slots=3)).slots == ["cpu-0"]
     assert claim(ask("b-b-2", slots=3, num_ranks=2)).slots == ["cpu-1", "cpu-2"]

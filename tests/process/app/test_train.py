@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gangline import app
+from gangline.agent.supervise.leases import Leases, Taken
 from gangline.checks import versions
 from gangline.context import StartOptions
 from gangline.decide import forecast
@@ -19,7 +22,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
 from gangline.runs.registry import list_runs
-from gangline.runs.state import RunState
+from gangline.runs.state import AttemptOutcome, ProcessId, RunState
 from gangline.transport.transport import AGENT
 from tests.process.app.world import World
 
@@ -148,35 +151,97 @@ def test_a_host_that_does_not_answer_has_its_own_exit_code(world: World) -> None
     assert world.spawned == []
 
 
-def test_bad_data_is_reported_as_the_worker_said_it_and_kept_with_the_run(world: World) -> None:
+def nothing_is_left(world: World) -> bool:
+    """Neither here nor on a host is anything of a run; what was copied may be."""
+    runs = [world.home / "runs", *(world.root / "places" / name / "runs" for name in ("a", "b"))]
+    return not any(path for folder in runs if folder.exists() for path in folder.iterdir())
+
+
+def test_bad_data_is_reported_as_the_worker_said_it_and_no_run_is_left(world: World) -> None:
     world.inputs_end = DataError("a.jsonl row 7", seen="no field text", fix="name the field")
-    with pytest.raises(DataError, match=r"a\.jsonl row 7"):
+    with pytest.raises(DataError, match=r"a\.jsonl row 7") as caught:
         train(world)
-    (record,) = list_runs(world.home)
-    assert record.phase == "failed"
-    assert record.state is not None
-    assert record.state.error is not None
-    assert record.state.error["fix"] == "name the field"
-    assert f"gangline resume {record.id}" in world.said[-1]
-    assert "gangline train" in world.said[-1]
+    assert caught.value.fix == "name the field"
+    assert "nothing was started" in world.said[-1]
+    assert nothing_is_left(world)
     assert world.spawned == []
 
 
-def test_ctrl_c_while_tokenising_leaves_a_stopped_run_and_nothing_started(world: World) -> None:
+def test_ctrl_c_while_tokenising_leaves_no_run_and_nothing_started(world: World) -> None:
     world.inputs_end = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         train(world)
-    assert [record.phase for record in list_runs(world.home)] == ["stopped"]
-    assert f"gangline resume {list_runs(world.home)[0].id}" in world.said[-1]
+    assert nothing_is_left(world)
     assert world.spawned == []
 
 
-def test_a_gang_that_does_not_start_fails_with_the_words_of_its_supervisor(world: World) -> None:
+def test_a_gang_that_does_not_start_fails_with_the_words_of_its_supervisor_and_no_run_is_left(world: World) -> None:
     world.spawn_error = RunFailed("b: the gangline agent did not start", fix="install gangline there")
     with pytest.raises(RunFailed, match="the gangline agent did not start"):
         train(world)
+    assert nothing_is_left(world)
+
+
+def test_a_run_that_may_have_left_something_on_a_host_is_kept(world: World) -> None:
+    world.spawn_error = RunFailed("b: the gangline agent did not start")
+
+    def left() -> None:
+        (folder, attempt) = world.spawned[-1]
+        outcome = AttemptOutcome(result="failed", hosts={}, left=("b: process 7",))
+        outcome.save(RunLayout.of(folder).outcome(attempt))
+
+    world.while_spawning = left
+    with pytest.raises(RunFailed):
+        train(world)
     (record,) = list_runs(world.home)
-    assert RunState.load(RunLayout(world.home, record.id)).phase == "failed"
+    assert record.phase == "failed"
+    assert f"gangline stop {record.id}" in world.said[-1]
+
+
+def test_a_start_that_was_killed_is_called_so(world: World) -> None:
+    layout = train(world)
+    RunState(name="job", supervisor=ProcessId(pid=1, start_ticks=0)).save(layout)
+    assert [record.phase for record in list_runs(world.home)] == ["never started"]
+
+
+def slots_of(world: World, name: str, run: str) -> dict[str, Any]:
+    """What a host of the world would be asked for by a start."""
+    folder = world.root / "places" / name / run
+    leases = str(world.root / "places" / name / "leases" / name)
+    ask = {"run_id": run, "attempt": 1, "host": name, "folder": str(folder), "leases": leases, "ranks": [0], "slots": 1}
+    return {**ask, "env": {"CUDA_VISIBLE_DEVICES": ""}}
+
+
+def test_slots_that_another_run_has_stop_a_start_before_anything_is_copied_and_the_others_are_free_again(
+    world: World,
+) -> None:
+    world.leases = True
+    other = Leases()
+    other.claim(slots_of(world, "b", "brave-fox-2"))
+    with pytest.raises(RunFailed, match="b: cpu-0 is in use by brave-fox-2") as caught:
+        train(world)
+    assert "gangline stop brave-fox-2" in caught.value.fix
+    assert not any(words[1:4] == ("-m", "gangline.worker", "inputs") for _, words in world.commands)
+    assert nothing_is_left(world)
+    other.let_go()
+    free = Leases()
+    free.claim(slots_of(world, "a", "brave-fox-2"))
+    assert free.slots == ["cpu-0"]
+    free.let_go()
+
+
+def test_slots_are_held_until_the_host_agents_have_them(world: World) -> None:
+    world.leases = True
+    held: list[str] = []
+
+    def host_agent_comes() -> None:
+        run = world.spawned[-1][0].name
+        with pytest.raises(Taken, match=run):
+            Leases().claim(slots_of(world, "a", "brave-fox-2"))
+        held.append(run)
+
+    world.while_spawning = host_agent_comes
+    assert held == [train(world).run_id]
 
 
 def test_data_that_is_there_already_is_not_brought_again(world: World) -> None:

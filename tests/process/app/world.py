@@ -67,6 +67,8 @@ class World:
     """What preparing the inputs ends with, if not with a result."""
     spawn_error: GanglineError | None = None
     alive: bool = False
+    leases: bool = False
+    """Whether hosts claim slots."""
     while_spawning: Callable[[], None] = lambda: None
     """What happens elsewhere while the supervisor comes up."""
     said: list[str] = field(default_factory=list)
@@ -81,7 +83,7 @@ class World:
     def deps(self) -> Dependencies:
         return Dependencies(
             connect=self.connect,
-            backend=lambda _name: FakeBackend(),
+            backend=lambda _name: FakeBackend(leases=self.leases),
             spawn=self.spawn,
             is_alive=lambda _layout, _keeper: self.alive,
             unfinished=lambda _layout, _keeper: (),

@@ -9,7 +9,7 @@ import pytest
 from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready
 from gangline.control.listing import list_runs
-from gangline.control.start import preparing, report_if_startable, resumable, start_attempt
+from gangline.control.start import discarded_unless_begun, preparing, resumable, start_attempt
 from gangline.control.supervision import SupervisorRecord, open_run
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.runs.cluster import Cluster, Host
@@ -84,7 +84,7 @@ class World:
         ready = Ready(cluster=self.cluster, networks={}, supervisor=lambda: SupervisorRecord(host="pc1"))
         gang = Gang(run_id=self.layout.run_id, attempt=1, ranks=(GangRank(host="pc1", share=1),))
         state = RunState(name="job", supervisor=ProcessId(pid=1, start_ticks=0))  # whose process is gone later
-        with report_if_startable(self.layout, self), preparing(self.layout, state):
+        with discarded_unless_begun(self.layout, self.cluster, context), preparing(self.layout, state):
             JOB.save(self.layout.job)
             write_record(self.layout.cluster, self.cluster.to_json())
             start_attempt(self.layout, ready, gang, context)
@@ -169,13 +169,13 @@ def test_ctrl_c_while_the_supervisor_comes_up_is_told_as_it_is(world, comes_up, 
 @pytest.mark.parametrize(
     "error", [HostKeyRefused("pc1 shows another key"), RunFailed("the supervisor of calm-otter-7 did not start")]
 )
-def test_a_supervisor_that_surely_did_not_come_up_leaves_a_run_that_failed(world, error):
+def test_a_supervisor_that_surely_did_not_come_up_leaves_no_run(world, error):
     world.error = error
     with pytest.raises(GanglineError) as caught:
         world.start()
     assert caught.value is error
-    assert "calm-otter-7 has failed. Once the cause is gone: gangline resume calm-otter-7" in world.said[-1]
-    assert SupervisorRecord.load(world.layout).host is None
+    assert "nothing was started" in world.said[-1]
+    assert list_runs(world.home, deps=world.deps) == []
 
 
 def test_a_start_whose_end_was_not_seen_runs(world):

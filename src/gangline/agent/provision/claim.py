@@ -1,6 +1,8 @@
 """`claim`: make folders for this user alone, and be sure that they are. JSON on stdin and stdout.
 
-Request: {"folders": [PATH, ...]}
+`discard` deletes the folder of a run that never ran.
+
+Request: {"folders": [PATH, ...]}, or {"folder": PATH} to discard
 Answer:  {"kind": "result"}, or {"kind": "error", "what", "seen", "fix"} and exit code 1
 
 Where others may write, too (/tmp, a scratch disk), somebody could have put a folder or a link of his own in its place,
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -57,3 +60,18 @@ def _make(place: Path, *, is_end: bool) -> Optional[str]:
         if found.is_folder or found.owner is not None:
             return found.owner
     raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+
+
+def discard(request: Dict[str, Any]) -> Dict[str, Any]:
+    """The verb: delete <root>/runs/<id>; raises VerbFailed for a folder of another shape, or with signs of ranks."""
+    folder = Path(request["folder"])
+    if not os.path.lexists(str(folder)):
+        return {"kind": "result"}
+    ran = [*folder.glob("checkpoints"), *folder.glob("attempts/*/rank-*.pid")]
+    if folder.is_symlink() or not folder.is_dir() or folder.parent.name != "runs" or ran:
+        raise VerbFailed("{} is not the folder of a run that never ran".format(folder), str(ran[:1] or ""), "keep it")
+    try:
+        shutil.rmtree(str(folder))
+    except OSError as error:
+        raise VerbFailed("{} cannot be deleted".format(folder), str(error.strerror), "delete it by hand") from error
+    return {"kind": "result"}

@@ -6,6 +6,12 @@ file tells who holds it. Host agents of one run may share a slot (several ranks 
 that serves the next attempt (gangline.agent.supervise.warm_pool).
 
 GPUs are claimed by their UUID, for all runs of this user on this host. CPU slots are counted per work folder and host.
+
+While a start copies and tokenises, the verb `reserve` holds the slots for it, until the file `released` is there, or
+the controller is gone:
+
+Request: the part of the request for this host (`launch.backend.HostRequest`), and `released`, a path
+Answer:  {"kind": "held"}, {"kind": "beat"} every second, {"kind": "result"} at the end; or {"kind": "error"}: `Taken`
 """
 
 from __future__ import annotations
@@ -101,6 +107,8 @@ class Leases:
         elif not (same and _lock(descriptor, fcntl.LOCK_SH)):
             os.close(descriptor)
             return holder
+        elif holder.get("folder") == request["folder"]:  # it was reserved for this very part
+            _write(descriptor, _claim(request))
         self.descriptors.append(descriptor)
         self.slots.append(slot)
         return None
@@ -126,6 +134,32 @@ class Leases:
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors, self.slots = [], []
+
+
+RESERVE_POLL_S = 0.05
+BEAT_S = 1.0
+"""A reservation writes a line so often: it fails once the controller is gone."""
+
+
+def reserve(request: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+    """The verb: hold the slots of a host's request until they are released; raises Taken."""
+    mark, leases = Path(request["released"]), Leases()
+    with contextlib.suppress(FileNotFoundError):
+        mark.unlink()
+    leases.claim(request)
+    try:
+        yield {"kind": "held"}
+        beat_s = time.monotonic()
+        while not mark.exists():
+            time.sleep(RESERVE_POLL_S)
+            if time.monotonic() - beat_s > BEAT_S:
+                beat_s = time.monotonic()
+                yield {"kind": "beat"}
+        with contextlib.suppress(OSError):
+            mark.unlink()
+    finally:
+        leases.end()
+    yield {"kind": "result"}
 
 
 def held(request: Mapping[str, Any]) -> List[str]:
