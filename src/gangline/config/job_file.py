@@ -34,6 +34,7 @@ from gangline.optimizers import OPTIMIZERS
 from gangline.runs.decode import build
 from gangline.runs.gang import nearby, whole_counts
 from gangline.runs.job import (
+    DEFAULT_LENGTH,
     SCHEDULE_KEYS,
     CheckpointJob,
     DataJob,
@@ -338,7 +339,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         seed=words.seed,
         precision=words.precision.compute,
         parameters=words.precision.parameters,
-        activation_checkpointing=words.activation_checkpointing or False,
+        activation_checkpointing=words.activation_checkpointing or words.activation_offloading,
         activation_offloading=words.activation_offloading,
         strategy=strategy,
         exchange="fp32" if words.exchange == "auto" else words.exchange,
@@ -433,7 +434,11 @@ def _check_one_of(checked: Checked[JobWords], section: str, first: str, second: 
 
 def _open(words: JobWords) -> tuple[str, ...]:
     found = ["batch"] if words.batch.about is not None else []
-    found += [key for key in ("micro_batch", "activation_checkpointing") if getattr(words, key) is None]
+    found += ["micro_batch"] if words.micro_batch is None else []
+    # what is moved to the machine's memory is what checkpointing keeps
+    leaves = words.activation_checkpointing is None and not words.activation_offloading
+    found += ["activation_checkpointing"] if leaves else []
+    found += ["sequence_length"] if words.data.sequence_length is None else []
     return (*found, "exchange") if words.exchange == "auto" else tuple(found)
 
 
@@ -580,7 +585,8 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
     train = resolve_source(checked, ("data", "train"), words.train, folder=folder)
     evaluation, fraction = resolve_evaluation(checked, words.eval, folder=folder)
     data = DataJob(
-        **words.model_dump(exclude={"train", "eval", "overlong"}),
+        **words.model_dump(exclude={"train", "eval", "overlong", "sequence_length"}),
+        sequence_length=words.sequence_length or DEFAULT_LENGTH,
         train=train or SourceJob(),
         evaluation=evaluation,
         evaluation_fraction=fraction,

@@ -258,8 +258,10 @@ class DataWords(Section):
     roles: Annotated[dict[Text, Text], Field(examples=[{"gpt": "assistant"}])] = Field(default={})
     """Roles of messages, where rows call them otherwise than the chat template: `{human: user, gpt: assistant}`.
     `tool_calls` stands for an assistant whose content is the JSON of calls."""
-    sequence_length: Annotated[int, Field(ge=2, le=10**9)] = 1024
-    """Tokens in a sample at the most."""
+    sequence_length: Annotated[Annotated[int, Field(ge=2, le=10**9)] | None, AUTO] = None
+    """Tokens in a sample at the most. `auto`: as long as 99 % of the rows, and no longer than 4096 or the model reads
+    (1024 for text, which is split); the plan shows the reason. 1024 where rows or tokenizer are not on this
+    computer."""
     packing: bool = True
     """Fill a sample with several rows, which cannot see each other."""
     overlong: Literal["split", "truncate", "drop", "fail"] | None = None
@@ -472,9 +474,9 @@ class JobWords(Section):
     batch: Annotated[BatchWords, Shorthand("exact"), Field(examples=[32])]
     """Samples in one optimizer step, over all machines together: a number, or `{about: 32}` for one near it among
     which the machines divide the work best."""
-    micro_batch: Annotated[Count | None, AUTO] = 1
+    micro_batch: Annotated[Count | None, AUTO] = None
     """Samples that one device computes at once; divides `batch`. More is faster and takes more memory. `auto`: what
-    the plan finds fastest among those that fit."""
+    the plan finds fastest among those that fit, one value for the whole run."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How often the training rows are read; 1 where neither `epochs` nor `steps` is given."""
     steps: Count | None = None
@@ -483,9 +485,9 @@ class JobWords(Section):
     """Decides the order of samples, dropout and fresh weights."""
     precision: Annotated[PrecisionWords, Shorthand("compute")] = PrecisionWords()
     """Number formats: `bf16` and the like, or the keys below."""
-    activation_checkpointing: Annotated[bool | None, AUTO] = False
+    activation_checkpointing: Annotated[bool | None, AUTO] = None
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
-    plan finds it faster, or nothing fits without."""
+    plan finds it faster, or nothing fits without; one value for the whole run."""
     activation_offloading: bool = False
     """Keep the checkpointed activations of each layer in the machine's memory and copy them back for backward: longer
     samples and larger micro-batches fit on a card, and each step copies more."""

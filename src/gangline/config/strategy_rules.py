@@ -33,12 +33,12 @@ def check_strategy(checked: Checked[JobWords]) -> None:
         )
     if words.strategy.offload_to is not None:
         _check_disk(checked, words.strategy.offload_to)
-    if words.activation_offloading and words.activation_checkpointing is not True:
+    if words.activation_offloading and words.activation_checkpointing is False:
         checked.report(
             ("activation_offloading",),
             seen="activation_offloading, but layers keep all that backward needs",
             expected="activation_checkpointing: true beside it: the input of each layer is moved",
-            fix="add `activation_checkpointing: true`, or delete activation_offloading",
+            fix="write `activation_checkpointing: true`, or delete it or activation_offloading",
             reads=(("activation_checkpointing",),),
         )
 
@@ -327,7 +327,7 @@ class _Reader:
     def _agree(self, name: str, value: Any, wanted: Any, key: str) -> None:
         if value in (AUTO, wanted):
             return
-        shown = "none" if wanted is None else json.dumps(wanted)
+        shown = ("auto" if key == "micro_batch" else "none") if wanted is None else json.dumps(wanted)
         self._refuse(name, value, f"{shown}, as the job says ({key})", 'write "auto", or change one of the two')
 
     def _refuse(self, name: str, value: Any, expected: str, fix: str) -> None:

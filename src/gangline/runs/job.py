@@ -16,6 +16,8 @@ from gangline.runs.record_versions import Record
 from gangline.strategies.base import AUTO
 
 SCHEMA_VERSION = 1
+DEFAULT_LENGTH = 1024
+"""Tokens in a sample at the most, where nothing can be said of the rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ class DataJob:
     """Renames: role of the format, or key of a message -> its name in the rows, such as {"prompt": "question"}."""
     roles: dict[str, str] = dataclasses.field(default_factory=dict)
     """Renames of those who speak in messages: name in the rows -> role of the chat template, or "tool_calls"."""
-    sequence_length: int = 1024
+    sequence_length: int = DEFAULT_LENGTH
     """Tokens in a sample at the most."""
     packing: bool = True
     """Fill a sample with several documents that cannot see each other."""
@@ -371,8 +373,8 @@ class Job(Record):
     max_skipped_steps: int = 3
     """Steps in a row whose loss or gradient is not finite and that are skipped, before the run stops."""
     open: tuple[str, ...] = ()
-    """Keys that the plan decides on, among `batch`, `micro_batch`, `activation_checkpointing` and `exchange`; none is
-    left in a run."""
+    """Keys that the plan decides on, among `batch`, `micro_batch`, `activation_checkpointing`, `exchange` and
+    `sequence_length` (of `data`); none is left in a run."""
     plugins: dict[str, str] = dataclasses.field(default_factory=dict)
     """Package -> version, of the plug-ins that the job names; they are brought to every host."""
     schema_version: int = SCHEMA_VERSION

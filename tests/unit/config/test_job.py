@@ -24,6 +24,8 @@ from gangline.runs.job import (
     StrategyJob,
 )
 
+OPEN = ("micro_batch", "activation_checkpointing", "sequence_length")
+"""What the plan decides on where a job says nothing of it."""
 MINIMAL = "model: ./llama\ndata: {train: rows.jsonl}\nbatch: 8\n"
 
 
@@ -53,6 +55,7 @@ def test_defaults_are_those_of_the_resolved_job(folder):
         data=DataJob(train=SourceJob(files=(str(folder / "rows.jsonl"),))),
         batch=8,
         micro_batch=1,
+        open=OPEN,
     )
     assert load(folder, MINIMAL) == expected
 
@@ -112,7 +115,7 @@ def fields_left_at_default(value, default):
 
 def test_every_field_of_the_resolved_job_is_within_reach(folder):
     other = load(folder, MINIMAL)
-    # `split`, `evaluation_fraction`, `every_epochs`, `warmup_ratio`, `bits`, `open`, `plugins` and `strategy` are reached by the next tests
+    # `split`, `evaluation_fraction`, `every_epochs`, `warmup_ratio`, `bits`, `plugins` and `strategy` are reached by the next tests
     strategy = {f"strategy.{name}" for name in fields_left_at_default(other.strategy, other.strategy)}
     allowed = {
         "data.train.split",
@@ -125,7 +128,6 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
         "checkpoint.every_epochs",
         "method.bits",
         "activation_offloading",
-        "open",
         "plugins",
         "schema_version",
         *strategy,
@@ -256,8 +258,11 @@ def test_what_is_in_parts_and_layers_inputs_may_lie_in_the_machines_memory(folde
             "strategy.offload",
             "lie together",
         ),
-        (["activation_offloading=true"], "activation_offloading", "add `activation_checkpointing: true`"),
-        (["activation_offloading=true", "activation_checkpointing=auto"], "activation_offloading", "add `activation_"),
+        (
+            ["activation_offloading=true", "activation_checkpointing=false"],
+            "activation_offloading",
+            "write `activation_checkpointing: true`",
+        ),
         (
             ["activation_offloading=true", "activation_checkpointing=true", "strategy=tp"],
             "activation_offloading",
@@ -378,7 +383,8 @@ def test_where_it_says_the_same_as_the_job_in_figures_it_is_as_good(folder):
         "communication_data_type": "fp32",
         "bf16": {"enabled": False},
     }
-    assert load(folder, with_deepspeed(folder, **agreeing)) == load(folder, with_deepspeed(folder))
+    one = "micro_batch=1"
+    assert load(folder, with_deepspeed(folder, **agreeing), one) == load(folder, with_deepspeed(folder), one)
 
 
 @pytest.mark.parametrize(
@@ -478,7 +484,7 @@ def test_words_of_rounds_without_rounds_are_refused(folder, key):
 )
 def test_gradients_travel_as_asked(folder, exchange, resolved, left_open):
     job = load(folder, MINIMAL, f"exchange={exchange}")
-    assert (job.exchange, job.open) == (resolved, left_open)
+    assert (job.exchange, job.open) == (resolved, (*OPEN, *left_open))
 
 
 @pytest.mark.parametrize(
@@ -495,7 +501,7 @@ def test_gradients_in_bf16_where_that_would_do_nothing_are_refused(folder, words
     assert "exchange" in text
     assert named in text
     # the plan may still look, and find that there is nothing to gain
-    assert load(folder, MINIMAL + words + "exchange: auto\n").open == ("exchange",)
+    assert load(folder, MINIMAL + words + "exchange: auto\n").open == (*OPEN, "exchange")
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
@@ -522,17 +528,17 @@ def test_a_fraction_of_the_training_rows_is_set_apart(folder):
 
 
 def test_a_batch_is_a_number_or_about_one(folder):
-    assert (load(folder, MINIMAL).batch, load(folder, MINIMAL).open) == (8, ())
+    assert (load(folder, MINIMAL).batch, load(folder, MINIMAL).open) == (8, OPEN)
     assert load(folder, MINIMAL.replace("batch: 8", "batch: {exact: 8}")) == load(folder, MINIMAL)
     wished = load(folder, MINIMAL.replace("batch: 8", "batch: {about: 32}"), "micro_batch=5")
-    assert (wished.batch, wished.micro_batch, wished.open) == (32, 5, ("batch",))
-    assert load(folder, MINIMAL, "batch={about: 30}", "micro_batch=auto").open == ("batch", "micro_batch")
+    assert (wished.batch, wished.micro_batch, wished.open) == (32, 5, ("batch", *OPEN[1:]))
+    assert load(folder, MINIMAL, "batch={about: 30}", "micro_batch=auto").open == ("batch", *OPEN)
 
 
 def test_on_the_command_line_a_batch_replaces_the_wish_and_a_wish_the_batch(folder):
     assert load(folder, MINIMAL, "batch.about=30").batch == 30
-    assert load(folder, MINIMAL, "batch.about=30").open == ("batch",)
-    assert load(folder, MINIMAL.replace("batch: 8", "batch: {about: 32}"), "batch.exact=8").open == ()
+    assert load(folder, MINIMAL, "batch.about=30").open == ("batch", *OPEN)
+    assert load(folder, MINIMAL.replace("batch: 8", "batch: {about: 32}"), "batch.exact=8").open == OPEN
     assert load(folder, MINIMAL.replace("batch: 8", "batch: {about: 32}"), "batch=8").batch == 8
 
 
@@ -556,10 +562,13 @@ def test_a_batch_that_cannot_be_is_refused_with_one_mistake(folder, words, named
 
 
 def test_what_the_plan_shall_decide_is_left_open(folder):
-    job = load(folder, MINIMAL, "micro_batch=auto", "activation_checkpointing=auto")
-    assert job.open == ("micro_batch", "activation_checkpointing")
-    assert (job.micro_batch, job.activation_checkpointing) == (1, False)
-    assert load(folder, MINIMAL, "batch=7", "micro_batch=auto").open == ("micro_batch",)
+    job = load(folder, MINIMAL)
+    assert load(folder, MINIMAL, "micro_batch=auto", "activation_checkpointing=auto") == job
+    assert (job.micro_batch, job.activation_checkpointing, job.data.sequence_length) == (1, False, 1024)
+    assert load(folder, MINIMAL, "micro_batch=2", "data.sequence_length=512").open == ("activation_checkpointing",)
+    assert load(folder, MINIMAL, "micro_batch=2", "activation_checkpointing=false").open == ("sequence_length",)
+    offloading = load(folder, MINIMAL, "activation_offloading=true")
+    assert (offloading.activation_checkpointing, offloading.open) == (True, ("micro_batch", "sequence_length"))
 
 
 @pytest.mark.parametrize(
