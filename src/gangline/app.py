@@ -2,7 +2,7 @@
 
 load      files and key=value        -> Job, Cluster
 locate    every host                 -> the folders meant there
-decide    facts, pairs               -> Inventory, Plan, findings; a failure stops here
+decide    rows, facts, pairs         -> what is wrong with rows; Inventory, Plan, findings; a failure stops here
 claim     the folders that are written to, and the slots; the run directory is made, and deleted if no rank runs
 equip     code, environment          -> every host
 bring     job, model, data           -> every host; tokenised once, on the head
@@ -168,7 +168,7 @@ def _ended_run(
 
 def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Context, *, force: bool) -> None:
     layout = run.layout
-    decision = _startable(Job.load(layout.job), cluster, context, force=force)
+    decision = _startable(Job.load(layout.job), cluster, context, force=force, look=False)
     require_engine(decision.plan, decision.cluster, decision.inventory)
     claim(cluster, context)
     with preparing(layout, next_state(ended), before=ended):
@@ -195,9 +195,9 @@ def _resume_command(run: RunHandle, ended: RunState, record: CommandRecord, clus
         start_command(run.layout, record, equip(inspection, context), ended.attempt + 1, context)
 
 
-def _startable(job: Job, cluster: Cluster, context: Context, *, force: bool) -> Decision:
-    """The decision; raises what stops the start: a finding, or a plan that is too slow."""
-    decision = decide(job, cluster, context)
+def _startable(job: Job, cluster: Cluster, context: Context, *, force: bool, look: bool = True) -> Decision:
+    """The decision; raises what stops the start: rows, a finding, or a plan that is too slow."""
+    decision = decide(job, cluster, context, look=look)
     require(decision.findings)
     require_startable(decision.job, decision.job_forecast, force=force)
     return decision
@@ -248,7 +248,7 @@ def rehearse_resume(
         if (record := CommandRecord.of(run.layout)) is not None:
             require_resumable(run_id, record)
             return _command_lines(record, run_id, attempt, cluster, context)
-        decision = _startable(Job.load(run.layout.job), cluster, context, force=force)
+        decision = _startable(Job.load(run.layout.job), cluster, context, force=force, look=False)
         ready = preview(decision.inspection, context, job=decision.job)
         choice = choose(survey_places(places_of(run, ready, context), run_id))
         step = max(choice.adoptable, default=choice.step)

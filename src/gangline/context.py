@@ -14,6 +14,7 @@ from gangline.errors import HostUnreachable, UsageError
 from gangline.launch.backend import Backend
 from gangline.launch.backends import BACKENDS, backend
 from gangline.launch.poll import free_port
+from gangline.provision.ask import AskLook, ask_look
 from gangline.provision.console import Console
 from gangline.provision.environment import wrapped
 from gangline.runs.cluster import Cluster, Host
@@ -53,6 +54,7 @@ class Dependencies:
     stop_run: Callable[[RunLayout, StopOrder, Transport | None], None] = stop_run
     leave_run: Callable[[RunLayout, Sequence[str], Transport | None], None] = leave_run
     free_port: Callable[..., int] = free_port
+    ask_look: AskLook = ask_look
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 

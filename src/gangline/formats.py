@@ -46,6 +46,8 @@ def read_text(column: str, value: Any) -> str:
         raise RowError(f"{column!r} is a {type(value).__name__}, not a text{hint}")
     if not value.isascii():
         _check_encodable(column, value)
+    if "\0" in value:
+        raise RowError(f"{column!r} has a NUL character: it is no text, or in an encoding such as UTF-16")
     return value
 
 

@@ -11,7 +11,8 @@ import torch
 
 from gangline.errors import GanglineError
 from gangline.runs.job import MethodJob, ModelJob
-from gangline.worker.model import load_model, load_tokenizer, trainable
+from gangline.worker.model import load_model, trainable
+from gangline.worker.tokenizer import load_tokenizer
 from tests.train.small import make_job, model_folder
 
 

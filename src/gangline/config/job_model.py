@@ -259,9 +259,8 @@ class DataWords(Section):
     """Roles of messages, where rows call them otherwise than the chat template: `{human: user, gpt: assistant}`.
     `tool_calls` stands for an assistant whose content is the JSON of calls."""
     sequence_length: Annotated[Annotated[int, Field(ge=2, le=10**9)] | None, AUTO] = None
-    """Tokens in a sample at the most. `auto`: as long as 99 % of the rows, and no longer than 4096 or the model reads
-    (1024 for text, which is split); the plan shows the reason. 1024 where rows or tokenizer are not on this
-    computer."""
+    """Tokens in a sample at the most. `auto`: 99 % of the rows fit in, up to 4096 or what the model reads, and the plan
+    shows why; 1024 for text, which is split, and where nothing is known."""
     packing: bool = True
     """Fill a sample with several rows, which cannot see each other."""
     overlong: Literal["split", "truncate", "drop", "fail"] | None = None

@@ -308,7 +308,11 @@ def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, console: Con
     if counts.get("skipped_rows"):
         console.report(f"skipped    {counts['skipped_rows']} bad rows, such as {'; '.join(counts['bad_rows'][:3])}")
     if counts.get("dropped_rows"):
-        console.report(f"dropped    {counts['dropped_rows']} rows that are longer than a sample (data.overlong: drop)")
+        limit, rule = decision.job.data.sequence_length, decision.job.data.overlong
+        which = "that are longer than a sample" if rule == "drop" else "whose prompt alone fills a sample"
+        console.report(f"dropped    {counts['dropped_rows']} rows {which} of {limit} tokens (data.overlong: {rule})")
+    if counts.get("truncated_rows"):
+        console.report(f"truncated  {counts['truncated_rows']} rows to {decision.job.data.sequence_length} tokens")
     console.report(f"data       {length(settled)}")
     return settled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from gangline.context import Context
 from gangline.decide.forecast import JobForecast, forecast_job
 from gangline.decide.hosts import refit_profiles, world_of
 from gangline.decide.inspect import START, InspectResult, inspect
+from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
 from gangline.decide.told_before import start_lines
 from gangline.inventory.facts import Inventory
 from gangline.planner.machines import PlannedCluster
@@ -23,8 +25,11 @@ from gangline.runs.job import Job
 class Decision:
     """What was asked, seen and decided before anything is changed."""
 
+    asked: Job
+    """As the user's file says, with the length of its samples."""
     job: Job
     """With everything decided that the user's file left open."""
+    rows: RowsReport
     cluster: Cluster
     inspection: InspectResult
     plan: Plan
@@ -46,16 +51,24 @@ class Decision:
         return {"job": self.job.to_json(), "plan": self.plan.to_json(), **self.inspection.documents()}
 
 
-def decide(job: Job, cluster: Cluster, context: Context) -> Decision:
-    """Look, plan, judge; everything that is found is told.
+def decide(job: Job, cluster: Cluster, context: Context, *, look: bool = True) -> Decision:
+    """Look, plan, judge; everything that is found is told. Raises DataError for rows that cannot be used, before any
+    host is asked where their shape says it.
 
-    Changes nothing but what is known of speeds: runs that ended since the last look teach it.
+    look: read the rows; a run that goes on has read them. Changes nothing but what is known of speeds: runs that ended
+    since the last look teach it.
     """
-    inspection = inspect(cluster, START, context, silent=True)
+    rows = _rows(job, cluster, context) if look else RowsReport()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        tokens = pool.submit(with_lengths, rows, job, cluster.hosts, context.deps) if rows.sources else None
+        inspection = inspect(cluster, START, context, silent=True)
+        rows = tokens.result() if tokens is not None else rows
+    job, rows = settled_length(job, rows, context.deps.variables)
+    rows.require(job)
     refit_profiles(context.home, context.console)
     world = world_of(cluster, inspection.inventory, context.home)
     job_forecast = forecast_job(job, world, context)
-    job = job_forecast.settled(job)
+    asked, job = job, job_forecast.settled(job)
     gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in inspection.inventory.hosts}
     drafted = make_plan(
         job,
@@ -65,8 +78,33 @@ def decide(job: Job, cluster: Cluster, context: Context) -> Decision:
         divides=job_forecast.divides,
         notes=job_forecast.dated(inspection.inventory) if job_forecast.runnable else (),
     )
-    for line in (*explain(drafted), *start_lines(inspection.findings, cluster, context.home)):
+    findings = start_lines(inspection.findings, cluster, context.home)
+    for line in (*rows.lines(job), *explain(drafted), *findings):
         context.console.report(line)
     return Decision(
-        job=job, cluster=cluster, inspection=inspection, plan=drafted, world=world, job_forecast=job_forecast
+        asked=asked,
+        job=job,
+        rows=rows,
+        cluster=cluster,
+        inspection=inspection,
+        plan=drafted,
+        world=world,
+        job_forecast=job_forecast,
     )
+
+
+def _rows(job: Job, cluster: Cluster, context: Context) -> RowsReport:
+    context.console.progress("reading the rows")
+    rows = look_at_rows(job, cluster.hosts, context.deps)
+    rows.require(job)
+    return rows
+
+
+def sized(job: Job, context: Context) -> tuple[Job, RowsReport]:
+    """The job with the length of its samples, and its rows, for machines that nobody asks; raises as `decide` does."""
+    context.console.progress("reading the rows")
+    rows = look_at_rows(job, (), context.deps)
+    rows.require(job)
+    job, rows = settled_length(job, with_lengths(rows, job, (), context.deps), context.deps.variables)
+    rows.require(job)
+    return job, rows

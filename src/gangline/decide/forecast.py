@@ -49,7 +49,7 @@ def find_config(job: Job, variables: Mapping[str, str]) -> dict[str, Any] | None
     folder = Path(job.model.path)
     if folder.is_absolute():
         return read_config(folder / "config.json")
-    path = _cached(job, variables)
+    path = cached_config(job, variables)
     return known_config(job.model.path) if path is None else read_config(path)
 
 
@@ -85,7 +85,7 @@ def config_digest(config: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def _cached(job: Job, variables: Mapping[str, str]) -> Path | None:
+def cached_config(job: Job, variables: Mapping[str, str]) -> Path | None:
     """The file of the hub's cache: of the revision that is meant; where the job names none, else the newest one."""
     home = Path(variables.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(variables.get("HF_HUB_CACHE") or home / "hub")
@@ -354,7 +354,7 @@ def _forecast(job: Job, world: PlannedCluster, context: Context, *, stack: Softw
         training=training_of(job, world, stack=stack),
         batch=job.batch,
         compute=speeds.of,
-        open=job.open,
+        open=tuple(key for key in job.open if key != "sequence_length"),  # the rows decide on that
         strategy=job.strategy,
     )
     try:

@@ -9,15 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from gangline.context import REAL, Context, Dependencies, StartOptions, load, reached
-from gangline.decide.decide import Decision, decide
+from gangline.decide.decide import Decision, decide, sized
 from gangline.decide.forecast import JobForecast, ask_trace, forecast_job, ways_of
 from gangline.decide.hosts import disk_rate
+from gangline.decide.row_report import RowsReport
 from gangline.errors import DoesNotFit, ModelError, UsageError
 from gangline.inventory.measured import load_network, network_line
 from gangline.planner.candidate import Candidate, builds_method
 from gangline.planner.decision import Choice, Suggestion
 from gangline.planner.machines import PlannedCluster, assumed_link, bus_of, imagine, link, with_hosts, without_hosts
-from gangline.planner.report import Length, change_line, choice_json, explain, name, report, terms, ways_lines
+from gangline.planner.report import (
+    TITLE,
+    Length,
+    aligned,
+    change_line,
+    choice_json,
+    explain,
+    name,
+    report,
+    terms,
+    ways_lines,
+)
 from gangline.planner.saves import Saving, save_cost
 from gangline.planner.training import GANGLINE, STACKS, SoftwareStack
 from gangline.provision.console import Console
@@ -102,6 +114,8 @@ class Prediction:
     """What it would be without the change that somebody thinks of."""
     ways: tuple[Suggestion, ...] = field(default=())
     """What would make it fit, where it does not."""
+    rows: RowsReport = field(default_factory=RowsReport)
+    """What was seen of the rows."""
 
     @property
     def can_start(self) -> bool:
@@ -136,13 +150,13 @@ def predict(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dep
     """Look, unless the machines are thought of, and weigh. Starts nothing, and writes nothing to a host."""
     stack = _stack(what_if.stack)
     if what_if.hosts is not None:
-        job = _job_without_data(start)
         context = Context(transports={}, home=start.home, console=console, deps=deps)
+        job, rows = sized(_job_without_data(start), context)
         placements = imagine(what_if.hosts)
         imagined = PlannedCluster(placements=placements, wire=assumed_link(), inside=bus_of(placements), asked=False)
         before = changed(imagined, WhatIf(link=what_if.link))
         world = changed(before, dataclasses.replace(what_if, link=None))
-        return _predict(job, world, None, context, stack=stack, before=before)
+        return dataclasses.replace(_predict(job, world, None, context, stack=stack, before=before), rows=rows)
     job, cluster = load(start)
     with reached(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = decide(job, cluster, context)
@@ -153,9 +167,15 @@ def predict(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dep
         if world == decision.world and stack == GANGLINE:
             ways = tuple(ways_of(decision.job_forecast))
             return Prediction(
-                job=decision.job, world=world, job_forecast=decision.job_forecast, decision=decision, ways=ways
+                job=decision.job,
+                world=world,
+                job_forecast=decision.job_forecast,
+                decision=decision,
+                ways=ways,
+                rows=decision.rows,
             )
-        return _predict(job, world, decision, context, stack=stack, before=decision.world)
+        found = _predict(decision.asked, world, decision, context, stack=stack, before=decision.world)
+        return dataclasses.replace(found, rows=decision.rows)
 
 
 def changed(world: PlannedCluster, what_if: WhatIf) -> PlannedCluster:
@@ -320,6 +340,8 @@ def plan_lines(prediction: Prediction, traced: Sequence[Traced], *, home: Path, 
         lines += report(choice, prediction.length, why=why, width=width)
         lines += terms(choice, width) if why else []
         lines += change_line(prediction.before, choice, width) if prediction.before is not None else []
+    said = [(line[:TITLE].strip(), line[TITLE:].strip()) for line in prediction.rows.lines(prediction.job)]
+    lines += aligned(said, width)
     lines += [f"traced     {each.line}" for each in traced]
     if choice is not None and choice.best is None:
         lines += ways_lines(prediction.ways, width)

@@ -76,7 +76,7 @@ def report(choice: Choice, length: Length, *, why: bool = False, width: int = 12
     rows += [("machines", text) for text in _machines(choice, length.steps)]
     rows += [("today", text) for text in _today(choice, length.steps)]
     rows += [("note", text) for text in _notes(choice)]
-    return _aligned(rows, width)
+    return aligned(rows, width)
 
 
 def change_line(before: Choice, after: Choice, width: int) -> list[str]:
@@ -86,7 +86,7 @@ def change_line(before: Choice, after: Choice, width: int) -> list[str]:
     text = f"{texts[0]} without the change, {texts[1]} with it"
     if old is not None and new is not None and old.time is not None and new.time is not None:
         text += f" ({old.seconds / new.seconds:.2f} x as fast)"
-    return _aligned([("change", text)], width)
+    return aligned([("change", text)], width)
 
 
 def ways_lines(ways: Sequence[Suggestion], width: int = 120) -> list[str]:
@@ -100,7 +100,7 @@ def ways_lines(ways: Sequence[Suggestion], width: int = 120) -> list[str]:
         text += f" of {_gib(need.placement.free_bytes)}" if need.placement.free_bytes is not None else ""
         text += "" if way.candidate.is_built else " (gangline train cannot do this yet)"
         rows.append(("instead", text))
-    return _aligned(rows, width)
+    return aligned(rows, width)
 
 
 def terms(choice: Choice, width: int = 120) -> list[str]:
@@ -116,7 +116,7 @@ def terms(choice: Choice, width: int = 120) -> list[str]:
     low, high = _gib2(process.low).strip(), _gib2(process.high).strip()
     rows += [("", f"{_gib2(process.likely)}  of the process ({low} to {high}): the allocator's gaps, context, buffers")]
     moved = [("", f"{_gib2(memory.offloaded_bytes)}  in the machine's memory, in place of the card's")]
-    return _aligned(rows + (moved if memory.offloaded_bytes else []), width)
+    return aligned(rows + (moved if memory.offloaded_bytes else []), width)
 
 
 def name(strategy: PlannedStrategy) -> str:
@@ -474,7 +474,7 @@ def _gib2(num_bytes: float) -> str:
     return f"{num_bytes / GIB:6.2f}"
 
 
-def _aligned(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
+def aligned(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
     """Titles in a column of their own, each said once; long lines go on below their beginning."""
     lines, last = [], ""
     for title, text in rows:

@@ -9,6 +9,7 @@ from typing import Any
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.runs.cluster import Host
 from gangline.runs.files import json_object
+from gangline.transport.local import LocalTransport
 from gangline.transport.transport import AGENT, CommandResult, Transport
 
 TIMEOUT_S = 7 * 86400.0
@@ -87,6 +88,32 @@ def run_there(
             seen=str(error),
             fix="a disk or a network file system there may hang: look at it with ssh",
         ) from error
+
+
+LOOK_S = 120.0
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+"""A look before a start loads nothing from the hub."""
+
+AskLook = Callable[[Host, str, Mapping[str, Any]], dict[str, Any]]
+"""(host, verb, request) -> what a worker saw; see `ask_look`."""
+
+
+def ask_look(host: Host, verb: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker on this computer sees of rows. host: its Python. Raises the worker's own error, RunFailed where it
+    says nothing.
+    """
+    argv, stdin = host.argv("-m", "gangline.worker", verb), json.dumps(asked).encode()
+    try:
+        result = LocalTransport(host).run(argv, stdin=stdin, env={**host.code_env, **OFFLINE}, timeout_s=LOOK_S)
+    except TimeoutError as error:
+        raise RunFailed(f"{verb} did not end", seen=str(error)) from error
+    answer = json_object((result.stdout.strip().splitlines() or [""])[-1]) or {}
+    if answer.get("kind") == "error":
+        raise GanglineError.from_json({**answer, "kind": answer.get("error_kind")})
+    if answer.get("kind") != "result":
+        lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
+        raise RunFailed(f"{host.python} cannot look at rows", seen=lines[-1])
+    return answer
 
 
 class _Talk:

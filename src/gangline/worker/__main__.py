@@ -14,6 +14,8 @@ VERBS = {
     "train": ("gangline.worker.train", "train_main"),
     "launch": ("gangline.worker.launch", "launch_main"),
     "prefork": ("gangline.worker.prefork", "prefork_main"),
+    "look-lengths": ("gangline.worker.data.look", "lengths_main"),
+    "look-tables": ("gangline.worker.data.look", "tables_main"),
     "inputs": ("gangline.worker.data.prepare", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
     "generate": ("gangline.worker.generate", "generate_main"),

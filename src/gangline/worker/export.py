@@ -26,8 +26,9 @@ from gangline.runs.files import sync_folder, write_json
 from gangline.worker.adapters import adapted_layers
 from gangline.worker.data.model_folder import weights_folder
 from gangline.worker.json_lines import write_line
-from gangline.worker.model import base_of, load_config, load_tokenizer, model_of
+from gangline.worker.model import base_of, load_config, model_of
 from gangline.worker.restore import some
+from gangline.worker.tokenizer import load_tokenizer
 from gangline.worker.trained import (
     Checkpoint,
     check_weight,

@@ -25,7 +25,7 @@ from gangline.formats import FORMATS
 from gangline.runs.files import read_json
 from gangline.runs.job import ModelJob
 from gangline.worker.export import NOTE_FILE
-from gangline.worker.model import load_tokenizer
+from gangline.worker.tokenizer import load_tokenizer
 from gangline.worker.trained import hush_libraries, load_trained, open_checkpoint
 
 Message = dict[str, str]

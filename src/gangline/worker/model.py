@@ -25,21 +25,7 @@ from gangline.worker import compat
 from gangline.worker.adapters import attach_adapters, saved_module
 from gangline.worker.data.model_folder import weight_files
 from gangline.worker.quantised import quantise
-
-
-def load_tokenizer(model: ModelJob) -> Any:
-    """The model's own tokenizer. Raises ModelError."""
-    from transformers import AutoTokenizer
-
-    _refuse_remote_code(model)
-    try:
-        return AutoTokenizer.from_pretrained(model.path, **_source(model))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"model.path: no tokenizer can be loaded from {model.path}",
-            seen=f"expected tokenizer.json or the tokenizer's own files; {error_summary(error)}",
-            fix="copy the tokenizer files into the model folder, or name a model that has them",
-        ) from error
+from gangline.worker.tokenizer import refuse_remote_code, source_words
 
 
 def load_model(
@@ -113,9 +99,9 @@ def load_config(model: ModelJob, *, for_training: bool = False) -> Any:
     """The model's configuration; for training, without a cache of keys and values. Raises ModelError."""
     from transformers import AutoConfig
 
-    _refuse_remote_code(model)
+    refuse_remote_code(model)
     try:
-        config = AutoConfig.from_pretrained(model.path, **_source(model))
+        config = AutoConfig.from_pretrained(model.path, **source_words(model))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"model.path: {model.path} has no configuration that transformers can read",
@@ -176,7 +162,7 @@ def _load_base(job: Job, *, dtype: torch.dtype, drawn: torch.dtype) -> Any:
         return model
     if Path(job.model.path).is_dir():
         weight_files(Path(job.model.path))
-    options = {"dtype": dtype, **_source(job.model), **_attention(job.model)}
+    options = {"dtype": dtype, **source_words(job.model), **_attention(job.model)}
     try:
         return AutoModelForCausalLM.from_pretrained(job.model.path, config=config, **options)
     except pickle.UnpicklingError as error:
@@ -193,35 +179,8 @@ def _load_base(job: Job, *, dtype: torch.dtype, drawn: torch.dtype) -> Any:
         ) from error
 
 
-def _source(model: ModelJob) -> dict[str, Any]:
-    return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
-
-
 def _attention(model: ModelJob) -> dict[str, str]:
     return {} if model.attention == "auto" else {"attn_implementation": model.attention}
-
-
-def _refuse_remote_code(model: ModelJob) -> None:
-    config = Path(model.path) / "config.json"
-    if model.trust_remote_code or not config.is_file():
-        return
-    try:
-        data = json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(
-            f"model.path: {config} is not JSON", seen=f"{error}", fix="copy the model folder again"
-        ) from error
-    from transformers import CONFIG_MAPPING
-
-    # a family that transformers knows uses the library's own code and passes an old auto_map over
-    if data.get("auto_map") and data.get("model_type") not in CONFIG_MAPPING:
-        raise ModelError(
-            f"model.path: {model.path} wants to run its own code",
-            seen=f"config.json says model_type {data.get('model_type')!r}, which transformers does not know, and has "
-            "auto_map, which loads Python files from the model; nothing of it was executed",
-            fix="read those files, then set model.trust_remote_code: true with the revision that you read, "
-            "or use a model that transformers knows",
-        )
 
 
 RAM = torch.device("cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.context import Dependencies, StartOptions
-from gangline.errors import DataError, GanglineError, HostUnreachable
+from gangline.errors import DataError, GanglineError, HostUnreachable, RunFailed
 from gangline.runs.checkpoints import set_aside, step_folder, survey
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import digests, file_digest, write_json
@@ -69,6 +69,8 @@ class World:
     alive: bool = False
     leases: bool = False
     """Whether hosts claim slots."""
+    lengths: list[tuple[int, int, bool]] | None = None
+    """What a look at tokens sees (see `worker.data.look`); None: no Python has the packages."""
     while_spawning: Callable[[], None] = lambda: None
     """What happens elsewhere while the supervisor comes up."""
     said: list[str] = field(default_factory=list)
@@ -90,7 +92,15 @@ class World:
             stop_run=lambda _layout, order, _keeper=None: self.said.append(f"order {order}"),
             leave_run=lambda _layout, hosts, _keeper=None: self.said.append(f"leave {' '.join(hosts)}"),
             free_port=lambda _cluster, _head, *, claim: 4711,
+            ask_look=self.look,
         )
+
+    def look(self, _host: Host, verb: str, _asked: Mapping[str, Any]) -> dict[str, Any]:
+        if self.lengths is None or verb != "look-lengths":
+            raise RunFailed("nobody looks", seen="no package")
+        longest = [[f"a.jsonl:{number}", length] for number, (length, *_) in enumerate(self.lengths, start=1)]
+        none = {"refused": [], "num_refused": 0}
+        return {"lengths": self.lengths, "longest": sorted(longest, key=lambda row: -row[1])[:10], **none}
 
     def start(self, *overrides: str, cluster: str | None = TWO) -> StartOptions:
         return StartOptions(

@@ -4,7 +4,7 @@ A document longer than a sample follows the job's rule (`data.overlong`):
 
 split      a text goes on in the next row, and no label is lost; rows of other formats are truncated (an answer cut in
            the middle of a conversation would be learned without its question)
-truncate   tokens beyond the sample's end are left out, and counted
+truncate   tokens beyond the sample's end are left out, and counted; a row of which nothing is left to learn is dropped
 drop       the row is left out, and counted
 fail       the row cannot be used
 """
@@ -337,7 +337,7 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
         documents = _documents(request, request.rows(tooling.format, hub, position), tally)
         for batch in _batches(documents):
             for encoded in tooling.encoder.encode(batch):
-                _check_ids(encoded.ids, tooling.vocab_size, encoded.document.row)
+                check_ids(encoded.ids, tooling.vocab_size, encoded.document.row)
                 try:
                     fitter.take(encoded)
                 except RowError as error:
@@ -345,8 +345,8 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
                     tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit))
             tick(position.done_bytes, tally.rows)
         tick(position.done_bytes, tally.rows)
-        _refuse_bad(request, tally)
-        _refuse_empty(request, tally, writer)
+        _refuse_bad(request, tally, all_bad=not writer.num_rows)
+        _refuse_empty(request, tally, writer, num_dropped=fitter.num_dropped)
         request.refuse_changes()
         manifest = {
             "hash": request.content_hash,
@@ -393,7 +393,8 @@ def _batches(documents: Iterator[TokenSpan]) -> Iterator[list[TokenSpan]]:
         yield batch
 
 
-def _check_ids(ids: list[int], vocab_size: int, row: SourceRow) -> None:
+def check_ids(ids: list[int], vocab_size: int, row: SourceRow) -> None:
+    """Raise DataError for a token that the model does not know."""
     if ids and max(ids) >= vocab_size:
         raise DataError(
             f"{row.place}: the tokenizer gives token {max(ids)}, which the model does not know",
@@ -402,7 +403,7 @@ def _check_ids(ids: list[int], vocab_size: int, row: SourceRow) -> None:
         )
 
 
-def _refuse_bad(request: SetRequest, tally: _Tally) -> None:
+def _refuse_bad(request: SetRequest, tally: _Tally, *, all_bad: bool) -> None:
     if not tally.bad.count or request.data.skip_bad_rows:
         return
     shown = f"; the first {len(tally.bad.examples)} of them" if tally.bad.count > len(tally.bad.examples) else ""
@@ -412,7 +413,8 @@ def _refuse_bad(request: SetRequest, tally: _Tally) -> None:
     raise DataError(
         f"data.{request.purpose}: {rows} cannot be used{shown}:\n  " + "\n  ".join(tally.bad.examples),
         seen=f"expected {names}",
-        fix="mend the rows, data.fields or data.sequence_length, or set data.skip_bad_rows: true to leave them out",
+        fix="mend the rows, data.fields or data.sequence_length"
+        + ("" if all_bad else ", or set data.skip_bad_rows: true to leave them out"),
     )
 
 
@@ -420,18 +422,19 @@ def _columns(data: DataJob) -> str:
     return expected_columns(data.format, Format.of(data).fields)
 
 
-def _refuse_empty(request: SetRequest, tally: _Tally, writer: SetWriter) -> None:
+def _refuse_empty(request: SetRequest, tally: _Tally, writer: SetWriter, *, num_dropped: int) -> None:
     if writer.num_label_tokens:
         return
     key = "data.eval" if request.purpose == "evaluation" else "data.train"
     cut_off = f" after data.eval: {request.data.evaluation_fraction}" if request.side else ""
     source = ", ".join(str(name) for part in request.source.parts for name in ([part.hub] if part.hub else part.files))
     examples = "".join(f"\n  {example}" for example in tally.bad.examples)
-    raise DataError(
-        f"{key}: no token to learn in {source}{cut_off}",
-        seen=f"{tally.rows} rows with words, {tally.bad.count} that cannot be used{examples}",
-        fix="name files with rows" + ("; with few rows, name an evaluation file instead" if request.side else ""),
-    )
+    seen = f"{tally.rows} rows with words, {tally.bad.count} that cannot be used{examples}"
+    fix = "name files with rows" + ("; with few rows, name an evaluation file instead" if request.side else "")
+    if num_dropped:
+        seen = f"in {num_dropped} rows the prompt alone fills a sample of {request.data.sequence_length} tokens"
+        fix = "raise data.sequence_length"
+    raise DataError(f"{key}: no token to learn in {source}{cut_off}", seen=seen, fix=fix)
 
 
 class Fitter:
@@ -469,8 +472,9 @@ class Fitter:
             return
         ids, learned = ids[: self._limit], learned[: self._limit]
         if not any(learned[1:]):
-            if overlong:
-                raise RowError(f"the prompt alone fills the sample ({self._limit} tokens); nothing is left to learn")
-            raise RowError("no token to learn")
+            if not overlong:
+                raise RowError("no token to learn")
+            self.num_dropped += 1
+            return
         self.num_truncated += overlong
         self._writer.add(ids, learned)

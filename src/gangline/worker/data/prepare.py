@@ -69,7 +69,7 @@ def prepare_inputs(
     )
     model = folder.fingerprint(cache, weights=job.model.start == "pretrained")
     cache.save()
-    tooling = functools.cache(lambda: _load_tooling(job, folder))
+    tooling = functools.cache(lambda: load_tooling(job, folder))
     meter.total_bytes = sum(request.num_bytes for request in requests)
     hashes: dict[str, str] = {}
     counts: dict[str, Any] = {"evaluation": None}
@@ -95,10 +95,11 @@ def inputs_main(argv: list[str]) -> int:
     return 0
 
 
-def _load_tooling(job: Job, folder: ModelFolder) -> Tooling:
+def load_tooling(job: Job, folder: ModelFolder) -> Tooling:
+    """What turns the rows of a job into tokens; raises ModelError, and DataError where there is no chat template."""
     # these import torch and transformers, seconds that a set found by its hash does not cost
     from gangline.worker.data.tokenise import Encoder, chat_renderer
-    from gangline.worker.model import load_tokenizer
+    from gangline.worker.tokenizer import load_tokenizer
 
     # the folder itself also for a hub model, unless it needs the Python files that only the hub has
     model = job.model if job.model.trust_remote_code else dataclasses.replace(job.model, path=str(folder.path))

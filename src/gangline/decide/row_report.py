@@ -1,0 +1,460 @@
+"""The rows that a job trains on, looked at before anything is built or copied.
+
+JSON lines, JSON arrays, csv and text are read here, by the standard library. Tables of columns (parquet, arrow), and
+the tokens of a sample, take packages: a short process of a Python of this computer that has them looks at those. The
+plan says what nobody looked at. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gangline
+from gangline.context import Dependencies
+from gangline.decide.forecast import cached_config, find_config
+from gangline.errors import DataError, GanglineError, ModelError
+from gangline.formats import FORMATS, RowError, check_row, expected_columns, fields_of
+from gangline.provision.ask import AskLook
+from gangline.row_check import RowCheck, SampleRow
+from gangline.row_files import SHOWN_BAD_ROWS, BadRow, ReadPosition, SourceRow, file_kind, read_rows
+from gangline.runs.cluster import Host
+from gangline.runs.job import DEFAULT_LENGTH, DataJob, Job, SourceJob
+from gangline.units import format_bytes
+
+WHOLE_BYTES = 128 << 20
+"""So much of a file is read in full, which takes a second or two; of the rest of JSON lines a sample is read."""
+REST_ROWS = 200
+"""Lines behind the first `WHOLE_BYTES` that are read, evenly spread."""
+TABLES = frozenset({"parquet", "arrow"})
+
+TRAIN = "data.train"
+LONGEST_DEFAULT = 4096
+"""A sample is no longer than that unless the job says so: memory grows with it, and few rows are."""
+ROUNDED_TO = 64
+"""Lengths are multiples of it, which kernels like."""
+COVERED = 0.99
+"""Of the rows fit into a sample whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLook:
+    """What was seen of `data.train` or `data.eval`."""
+
+    key: str
+    data: DataJob
+    """The words of the job, with format, fields and roles of this source."""
+    is_cut: bool = False
+    """Only some of the rows are chosen: those that cannot be used may be others."""
+    num_rows: int = 0
+    """Rows that were looked at, good and bad."""
+    num_bad: int = 0
+    examples: tuple[str, ...] = ()
+    """The first rows that cannot be used: place and reason."""
+    broken: tuple[DataError, ...] = ()
+    """Files that cannot be read to their end."""
+    unread: tuple[str, ...] = ()
+    """What was not looked at, and why."""
+    sample: tuple[SampleRow, ...] = ()
+    """Some of the rows that can be used."""
+
+    @property
+    def num_good(self) -> int:
+        """Rows that can be used."""
+        return self.num_rows - self.num_bad
+
+    def lines(self) -> Iterator[str]:
+        """For the plan."""
+        if self.num_rows:
+            bad = f"{self.num_bad} of them cannot be used" if self.num_bad else "all can be used"
+            yield f"rows       {self.key}: {self.num_rows} looked at, {bad}"
+        for line in self.unread:
+            yield f"rows       {self.key}: not looked at: {line}"
+
+    def errors(self) -> Iterator[DataError]:
+        """What stops a start."""
+        yield from self.broken
+        if self.num_bad and not (self.num_good and (self.data.skip_bad_rows or self.is_cut)):
+            yield self._bad_rows()
+        elif not (self.num_rows or self.unread or self.broken):
+            yield DataError(
+                f"{self.key}: no rows", seen="every file of it is empty", fix="name files with rows in them"
+            )
+
+    def _bad_rows(self) -> DataError:
+        shown = f"; the first {len(self.examples)} of them" if self.num_bad > len(self.examples) else ""
+        names = expected_columns(self.data.format, fields_of(self.data.format, self.data.fields))
+        fix = "mend the rows, data.format or data.fields"
+        return DataError(
+            f"{self.key}: {self.num_bad} of {self.num_rows} rows cannot be used{shown}:\n  "
+            + "\n  ".join(self.examples),
+            seen=f"expected {self.data.format} rows with {names}",
+            fix=f"{fix}, or set data.skip_bad_rows: true to leave them out" if self.num_good else fix,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of rows of `data.train`."""
+
+    spread: tuple[int, ...]
+    """Of rows that are evenly spread over it; sorted."""
+    is_whole: bool
+    """They are all rows."""
+    prompts: tuple[tuple[int, int], ...]
+    """(tokens, tokens before the first learned one) of these rows, and of the longest ones besides."""
+    places: tuple[tuple[str, int], ...] = ()
+    """(place, tokens) of the longest rows."""
+
+    @property
+    def covering(self) -> int:
+        """The length that `COVERED` of the rows do not exceed."""
+        return self.spread[max(0, math.ceil(COVERED * len(self.spread)) - 1)]
+
+    @property
+    def longest(self) -> int:
+        """Of all rows that were tokenised."""
+        return max(length for length, _ in self.prompts)
+
+    @property
+    def of(self) -> str:
+        """Which rows these are, in words."""
+        return f"{len(self.spread)} rows" if self.is_whole else f"a sample of {len(self.spread)} rows"
+
+    def errors(self, job: Job) -> Iterator[DataError]:
+        """What stops a start, once the length of a sample is known."""
+        data = job.data
+        longer = [f"{place} has {tokens} tokens" for place, tokens in self.places if tokens > data.sequence_length]
+        if _is_text(job):
+            return
+        if longer and data.overlong == "fail" and not data.skip_bad_rows:
+            yield DataError(
+                "data.train: rows are longer than a sample:\n  " + "\n  ".join(longer),
+                seen=f"data.overlong: fail, and samples of {data.sequence_length} tokens",
+                fix="raise data.sequence_length, or write data.overlong: truncate",
+            )
+        elif all(prompt >= data.sequence_length for _, prompt in self.prompts):
+            yield DataError(
+                "data.train: no token to learn in any row that was looked at",
+                seen=f"the prompts alone have more than data.sequence_length: {data.sequence_length} tokens",
+                fix="raise data.sequence_length",
+            )
+
+    def overlong(self, job: Job) -> Iterator[str]:
+        """Rows that do not fit into a sample, and what becomes of them, for the plan."""
+        limit = job.data.sequence_length
+        longer = sum(length > limit for length in self.spread)
+        if _is_text(job) or self.longest <= limit:
+            return
+        rule = {"fail": "cannot be used", "drop": "are dropped"}.get(job.data.overlong, "are truncated")
+        more = f"more than {limit} tokens and {rule}"
+        yield f"longer     {longer} of {self.of} have {more}; the longest has {self.longest}"
+        dropped = sum(prompt >= limit for length, prompt in self.prompts if length > limit)
+        if dropped and job.data.overlong not in {"fail", "drop"}:
+            least = "" if self.is_whole else "at least "
+            yield f"dropped    {least}{dropped} of these: the prompt alone fills the sample, nothing is left to learn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsReport:
+    """What was seen of all rows of a job."""
+
+    sources: tuple[SourceLook, ...] = ()
+    lengths: Lengths | None = None
+    why_not: str = ""
+    """Why there are no lengths."""
+    length_reason: str = ""
+    """Why `data.sequence_length` is what it is, where the job leaves it open."""
+
+    def lines(self, job: Job) -> list[str]:
+        """For the plan."""
+        found = [line for source in self.sources for line in source.lines()]
+        if self.lengths is None and self.why_not:
+            found.append(f"tokens     not looked at: {self.why_not}")
+        if self.length_reason:
+            found.append(f"length     sequence_length {job.data.sequence_length}: {self.length_reason}")
+        return found if self.lengths is None else [*found, *self.lengths.overlong(job)]
+
+    def require(self, job: Job) -> None:
+        """Raise one DataError that names every file that cannot be read, and the first rows that cannot be used."""
+        errors = [error for source in self.sources for error in source.errors()]
+        errors += [] if self.lengths is None else self.lengths.errors(job)
+        if not errors:
+            return
+        what = "\n".join(dict.fromkeys(error.what for error in errors))
+        seen = "\n        ".join(dict.fromkeys(error.seen for error in errors))
+        raise DataError(what, seen=seen, fix="\n        ".join(dict.fromkeys(error.fix for error in errors)))
+
+
+# Reading the rows.
+
+
+def look_at_rows(job: Job, hosts: Sequence[Host], deps: Dependencies) -> RowsReport:
+    """Every row that is cheap to read and a sample of the rest, by their shape. hosts: whose Pythons may look."""
+    looker = _Looker(*python_with_packages(hosts), deps.ask_look)
+    parts = [*_parts(TRAIN, job.data.train), *_parts("data.eval", job.data.evaluation)]
+    return RowsReport(sources=tuple(_Reader(key, part, job, looker).read() for key, part in parts))
+
+
+def _parts(key: str, source: SourceJob | None) -> Iterator[tuple[str, SourceJob]]:
+    """The sources of a set, with their keys."""
+    parts = source.parts if source is not None else ()
+    for number, part in enumerate(parts):
+        yield f"{key}[{number}]" if len(parts) > 1 else key, part
+
+
+@dataclass(frozen=True, slots=True)
+class _Looker:
+    """A process that has the packages for training, if there is one."""
+
+    host: Host | None
+    why_not: str
+    ask: AskLook
+
+
+class _Reader:
+    """Reads one source, and remembers what it saw."""
+
+    def __init__(self, key: str, source: SourceJob, job: Job, looker: _Looker) -> None:
+        self._key, self._source, self._data = key, source, job.data.of(source)
+        self._is_cut = not source.is_whole or (key.startswith(TRAIN) and job.data.max_samples is not None)
+        self._looker = looker
+        self._fields = fields_of(self._data.format, self._data.fields)
+        self._check = RowCheck(self._data.format, self._fields, self._data.roles)
+        self._unread: list[str] = []
+
+    def read(self) -> SourceLook:
+        """Read all files; what was seen."""
+        tables = []
+        if self._source.hub is not None:
+            self._unread.append(f"{self._source.hub} of the hub; its rows are read when the data is prepared")
+        for file in self._source.files:
+            kind = file_kind(file)
+            if not Path(file).is_file():
+                self._unread.append(f"{file} is not on this computer")
+            elif kind in TABLES or (file.lower().endswith(".zst") and not _reads_zstd()):
+                tables.append(file)
+            elif kind == "text" and not FORMATS[self._data.format].whole:
+                self._check.broken.append(_plain_text(file, self._data.format))
+            else:
+                self._read(file)
+        self._check.end()
+        self._read_tables(tables)
+        return SourceLook(
+            key=self._key,
+            data=self._data,
+            is_cut=self._is_cut,
+            num_rows=self._check.num_rows,
+            num_bad=self._check.bad.count,
+            examples=tuple(self._check.bad.examples),
+            broken=tuple(self._check.broken),
+            unread=tuple(self._unread),
+            sample=tuple(self._check.sample),
+        )
+
+    def _read(self, file: str) -> None:
+        position = ReadPosition()
+        self._check.take_all(_beginning(file, position))
+        size = Path(file).stat().st_size
+        if position.done_bytes <= WHOLE_BYTES or position.done_bytes >= size:
+            return
+        rest = f"the rest of {Path(file).name}, behind {format_bytes(position.done_bytes)}"
+        if file.lower().endswith((".jsonl", ".ndjson")):
+            self._read_rest(file, position.done_bytes, size)
+            rest += f", but for {REST_ROWS} lines of it"
+        self._unread.append(rest)
+
+    def _read_rest(self, file: str, done_bytes: int, size: int) -> None:
+        """A sample of the lines behind the part that was read in full."""
+        with Path(file).open("rb") as stream:
+            for number in range(REST_ROWS):
+                stream.seek(done_bytes + (size - done_bytes) * number // REST_ROWS)
+                stream.readline()
+                at = stream.tell()
+                if line := stream.readline().strip():
+                    self._check.num_rows += 1
+                    if reason := self._fault(line):
+                        self._check.bad.add(BadRow(file=file, number=_line_at(file, at), reason=reason))
+
+    def _fault(self, line: bytes) -> str:
+        try:
+            values = json.loads(line)
+            if not isinstance(values, dict):
+                return f"a JSON {type(values).__name__}, not an object with fields"
+            check_row(self._data.format, self._fields, values, self._data.roles)
+        except RowError as error:
+            return str(error)
+        except (ValueError, RecursionError) as error:
+            return f"not JSON: {error}"
+        return ""
+
+    def _read_tables(self, files: Sequence[str]) -> None:
+        if not files:
+            return
+        data = self._data
+        asked = {"format": data.format, "fields": self._fields, "speakers": data.roles, "files": list(files)}
+        why = self._looker.why_not
+        if self._looker.host is not None:
+            try:
+                self._check.add(self._looker.ask(self._looker.host, "look-tables", asked))
+            except GanglineError as error:
+                why = _in_a_line(error)
+            else:
+                return
+        self._unread += [f"{Path(file).name}: {why}" for file in files]
+
+
+def _beginning(file: str, position: ReadPosition) -> Iterator[SourceRow | BadRow]:
+    """The rows of a file, as far as it is read in full."""
+    for row in read_rows(file, position=position):
+        yield row
+        if position.done_bytes > WHOLE_BYTES:
+            return
+
+
+def _reads_zstd() -> bool:
+    """Whether this Python reads zstd by itself; see `row_files`."""
+    return sys.version_info >= (3, 14) or importlib.util.find_spec("pyarrow") is not None
+
+
+def _plain_text(file: str, format_: str) -> DataError:
+    return DataError(
+        f"{file} is plain text, data.format is {format_}",
+        seen="expected rows with fields, in a file that is called .jsonl, .json, .csv, .tsv, .parquet or .arrow",
+        fix="set data.format: text, or write the rows as JSON lines",
+    )
+
+
+def _line_at(file: str, at: int) -> int:
+    """The number of the line that begins at a byte."""
+    number, left = 1, at
+    with Path(file).open("rb") as stream:
+        while left > 0 and (piece := stream.read(min(left, 1 << 22))):
+            number += piece.count(b"\n")
+            left -= len(piece)
+    return number
+
+
+# Tokens, by a process that has the packages.
+
+
+def with_lengths(report: RowsReport, job: Job, hosts: Sequence[Host], deps: Dependencies) -> RowsReport:
+    """The report with the tokens of the training rows; raises DataError for rows that the chat template refuses, and
+    for a tokenizer that is not the model's.
+    """
+    train = [source for source in report.sources if source.key.startswith(TRAIN)]
+    if _is_text(job):
+        return report  # texts are split where a sample ends
+    looker, why_not = python_with_packages(hosts)
+    if not Path(job.model.path).is_absolute() and cached_config(job, deps.variables) is None:
+        looker, why_not = None, f"{job.model.path} is not in the hub's cache on this computer"
+    rows = [{**row.to_json(), "part": number} for number, source in enumerate(train) for row in source.sample]
+    if looker is None or not rows:
+        return dataclasses.replace(report, why_not=why_not or "no row of data.train was looked at")
+    asked = {"job": job.to_json(), "rows": rows}
+    try:
+        answer = deps.ask_look(looker, "look-lengths", asked)
+    except GanglineError as error:
+        if isinstance(error, DataError) or (isinstance(error, ModelError) and Path(job.model.path).is_dir()):
+            raise
+        return dataclasses.replace(report, why_not=_in_a_line(error))
+    found = [(int(length), int(prompt)) for length, prompt, _ in answer["lengths"]]
+    spread = tuple(sorted(int(length) for length, _, is_spread in answer["lengths"] if is_spread))
+    if num_refused := int(answer["num_refused"]):
+        report = _with_refused(report, num_refused, [str(text) for text in answer["refused"]])
+    if not spread:
+        return dataclasses.replace(report, why_not="no row can be used")
+    is_whole = len(spread) == sum(source.num_good for source in train)
+    lengths = Lengths(
+        spread=spread,
+        is_whole=is_whole,
+        prompts=tuple(found),
+        places=tuple((str(place), int(tokens)) for place, tokens in answer["longest"]),
+    )
+    return dataclasses.replace(report, lengths=lengths)
+
+
+def _with_refused(report: RowsReport, num_refused: int, examples: Sequence[str]) -> RowsReport:
+    """The rows that the chat template refuses belong to the first training source: their places name the file."""
+    first = next(number for number, source in enumerate(report.sources) if source.key.startswith(TRAIN))
+    source = report.sources[first]
+    shown = (*source.examples, *examples)[:SHOWN_BAD_ROWS]
+    changed = dataclasses.replace(source, num_bad=source.num_bad + num_refused, examples=shown)
+    sources = (*report.sources[:first], changed, *report.sources[first + 1 :])
+    return dataclasses.replace(report, sources=sources)
+
+
+def python_with_packages(hosts: Sequence[Host]) -> tuple[Host | None, str]:
+    """A Python of this computer with the packages for training, as a host; otherwise why there is none."""
+    code = str(Path(gangline.__file__).parent.parent)
+    if all(importlib.util.find_spec(name) is not None for name in ("transformers", "pyarrow", "numpy")):
+        return Host(name="this computer", workdir="", python=sys.executable, code=code), ""
+    for host in hosts:
+        if host.transport == "local" and host.python and Path(host.python).resolve() != Path(sys.executable).resolve():
+            return dataclasses.replace(host, code=code), ""
+    return None, "no Python of this computer has the packages for training (pip install 'gangline[train]')"
+
+
+def _in_a_line(error: GanglineError) -> str:
+    return "; ".join(filter(None, [error.what, error.seen.strip().splitlines()[-1] if error.seen else ""]))
+
+
+# How long a sample is, where the job leaves that open.
+
+
+def settled_length(job: Job, report: RowsReport, variables: Mapping[str, str]) -> tuple[Job, RowsReport]:
+    """The job with its `data.sequence_length`, and the report with the reason."""
+    if "sequence_length" not in job.open:
+        return job, report
+    rest = tuple(key for key in job.open if key != "sequence_length")
+    length, reason = default_length(job, report, max_positions(job, variables))
+    data = dataclasses.replace(job.data, sequence_length=length)
+    return dataclasses.replace(job, data=data, open=rest), dataclasses.replace(report, length_reason=reason)
+
+
+def default_length(job: Job, report: RowsReport, positions: int | None) -> tuple[int, str]:
+    """The length of a sample, and why: `COVERED` of the rows fit in, unless that is too much.
+
+    positions: the tokens that the model reads at the most, where that is known.
+    """
+    lengths = report.lengths
+    most = min(positions or LONGEST_DEFAULT, LONGEST_DEFAULT)
+    cap = "the model reads no more" if most == positions else "the plan takes no more by itself"
+    if lengths is None:
+        known = "texts are split and packed" if _is_text(job) else "nothing is known of the lengths of the rows"
+        if most < DEFAULT_LENGTH:
+            return most, f"{cap}; {known}"
+        return DEFAULT_LENGTH, f"the default; {known}"
+    wanted = lengths.longest if job.data.overlong == "fail" else lengths.covering
+    covering = -(-wanted // ROUNDED_TO) * ROUNDED_TO
+    said = f"99 % of {lengths.of} have {lengths.covering} tokens or fewer, the longest has {lengths.longest}"
+    return (covering, said) if covering <= most else (most, f"{said}; {cap}")
+
+
+def _is_text(job: Job) -> bool:
+    """Whether all rows are texts, of which samples are filled to the end."""
+    return job.data.packing and all(FORMATS[name].whole for name in job.data.formats)
+
+
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+"""Keys of a config.json for the tokens that the model reads at the most."""
+
+
+def max_positions(job: Job, variables: Mapping[str, str]) -> int | None:
+    """The tokens that the model of a job reads at the most; None where its config.json is not here or does not say."""
+    try:
+        config = find_config(job, variables) or {}
+    except ModelError:  # the forecast says so
+        return None
+    nested = config.get("text_config")
+    for words in (config, nested if isinstance(nested, dict) else {}):
+        for key in POSITION_KEYS:
+            if isinstance(words.get(key), int):
+                return int(words[key])
+    return None

@@ -1,0 +1,81 @@
+"""Looks at rows before a start: `look-tables` reads tables of columns, `look-lengths` tokenises a sample.
+
+Each reads JSON from stdin and writes JSON lines on stdout, last {"kind": "result", ...}.
+
+look-tables   {"format", "fields", "speakers", "files"}; the result is `RowCheck.to_json` of these files
+look-lengths  {"job", "rows"}, rows as `SampleRow.to_json` with their `part` of data.train; the result is
+              {"lengths": [[tokens, tokens before the first learned one, whether it is one of the evenly spread]],
+              "longest": [[place, tokens]], "refused": [places and reasons], "num_refused"}
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import sys
+from typing import Any
+
+from gangline.formats import RowError
+from gangline.row_check import RowCheck, SampleRow
+from gangline.row_files import SHOWN_BAD_ROWS, BadRow, BadRows, ReadPosition
+from gangline.runs.job import Job
+from gangline.worker.data.row_formats import Format
+from gangline.worker.data.rows import read_files
+from gangline.worker.json_lines import write_line
+
+
+def tables_main(_argv: list[str]) -> int:
+    """`look-tables`; see the module."""
+    asked = json.load(sys.stdin)
+    check = RowCheck(asked["format"], asked["fields"], asked["speakers"])
+    columns = frozenset(asked["fields"].values())
+    for file in asked["files"]:
+        check.take_all(read_files((file,), columns=columns, passages=False, position=ReadPosition()))
+    check.end()
+    # a column may hold what JSON does not know; the shape was checked before
+    sys.stdout.write(json.dumps({"kind": "result", **check.to_json()}, default=str) + "\n")
+    return 0
+
+
+def lengths_main(_argv: list[str]) -> int:
+    """`look-lengths`; see the module. Raises ModelError or DataError where there is no tokenizer."""
+    # transformers goes without torch for what is asked here, and is there four seconds sooner
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    # imported here: `look-tables` does not need them
+    from gangline.worker.data.build import check_ids
+    from gangline.worker.data.model_folder import open_model_folder
+    from gangline.worker.data.prepare import load_tooling
+
+    asked = json.load(sys.stdin)
+    job = Job.from_json(asked["job"])
+    folder = open_model_folder(job.model)
+    tooling = load_tooling(job, folder)
+    formats = [Format.of(job.data.of(part), tooling.format.render) for part in job.data.train.parts]
+    lengths: list[list[Any]] = []
+    places: list[tuple[int, str]] = []
+    refused = BadRows()
+    for record in asked["rows"]:
+        sample = SampleRow.from_json(record)
+        try:
+            format_ = formats[record["part"]]
+            documents = list(format_.documents(sample.row, format_.values(sample.row)))
+            encoded = tooling.encoder.encode(documents)
+        except RowError as error:
+            row = sample.row
+            refused.add(BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit))
+            continue
+        for each in encoded:
+            check_ids(each.ids, tooling.vocab_size, sample.row)
+            first = each.learned.find(1, 1)
+            places.append((len(each.ids), sample.row.place))
+            lengths.append([len(each.ids), first if first > 0 else len(each.ids), sample.is_spread])
+    write_line(
+        "result",
+        lengths=lengths,
+        longest=[[place, length] for length, place in heapq.nlargest(SHOWN_BAD_ROWS, places)],
+        refused=refused.examples,
+        num_refused=refused.count,
+    )
+    return 0

@@ -1,0 +1,194 @@
+"""Mistakes in rows are named with file and row before anything is built, and nobody stops for what is stated by a rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.row_mistakes import CASES, Case, words_of, write_case
+from gangline.context import Dependencies
+from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
+from gangline.errors import DataError, RunFailed
+from gangline.runs.cluster import Host
+from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
+
+HERE = [case for case in CASES if case.ending not in {".parquet", ".arrow", ".jsonl.zst"}]
+"""What the controller reads by itself; the others take packages (tests/process/decide)."""
+
+
+def refusing(_host: Host, verb: str, _asked: Mapping[str, Any]) -> dict[str, Any]:
+    raise RunFailed(f"{verb}: nobody looks", seen="no package")
+
+
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
+def test_a_planted_mistake_is_named_with_its_file_and_row(tmp_path: Path, case: Case) -> None:
+    job, place = write_case(case, tmp_path, num_rows=60)
+    words = words_of(job, Dependencies(ask_look=refusing))
+    assert case.expected in words
+    assert place in words
+
+
+def job_of(tmp_path: Path, rows: list[dict[str, Any]], **data: Any) -> Job:
+    """A completion job over these rows, with the length of its samples open."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    given = DataJob(train=SourceJob(files=(str(path),)), **{"format": "completion", **data})
+    model = ModelJob(path=str(tmp_path))
+    return Job(name="rows", model=model, data=given, batch=8, micro_batch=1, open=("sequence_length",))
+
+
+GOOD = {"prompt": "a", "completion": "b"}
+BAD = {"prompt": "a", "completion": ""}
+
+
+def look(job: Job) -> RowsReport:
+    return look_at_rows(job, (), Dependencies(ask_look=refusing))
+
+
+def test_all_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    job = job_of(tmp_path, [GOOD, BAD])
+    other = tmp_path / "eval.jsonl"
+    other.write_text("{\n", encoding="utf-8")
+    evaluation = SourceJob(files=(str(other),))
+    job = Job(**{**vars_of(job), "data": DataJob(**{**vars_of(job.data), "evaluation": evaluation})})
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: 'completion' is empty") as caught:
+        look(job).require(job)
+    assert "eval.jsonl: one JSON object" in caught.value.what
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def test_rows_may_be_skipped_where_some_are_good_and_that_is_offered_only_then(tmp_path: Path) -> None:
+    job = job_of(tmp_path, [GOOD, BAD])
+    with pytest.raises(DataError) as caught:
+        look(job).require(job)
+    assert "skip_bad_rows" in caught.value.fix
+    skipping = job_of(tmp_path, [GOOD, BAD], skip_bad_rows=True)
+    look(skipping).require(skipping)
+    assert "1 of them cannot be used" in "\n".join(look(skipping).lines(skipping))
+    for given in ({}, {"skip_bad_rows": True}):
+        hopeless = job_of(tmp_path, [BAD, BAD], **given)
+        with pytest.raises(DataError) as caught:
+            look(hopeless).require(hopeless)
+        assert "skip_bad_rows" not in caught.value.fix
+
+
+def test_what_nobody_can_read_is_said_and_stops_nothing(tmp_path: Path) -> None:
+    job = job_of(tmp_path, [GOOD])
+    table = tmp_path / "rows.parquet"
+    table.write_bytes(b"PAR1")
+    gone = str(tmp_path / "gone.jsonl")
+    train = SourceJob(files=(str(table), gone, *job.data.train.files))
+    job = Job(**{**vars_of(job), "data": DataJob(**{**vars_of(job.data), "train": train})})
+    report = look(job)
+    report.require(job)
+    said = "\n".join(report.lines(job))
+    assert "rows.parquet: look-tables: nobody looks; no package" in said or "no Python of this computer" in said
+    assert "gone.jsonl is not on this computer" in said
+    assert "data.train: 1 looked at, all can be used" in said
+
+
+def test_behind_the_part_that_is_read_in_full_lines_of_a_sample_are_named_by_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(tmp_path, [GOOD] * 600 + [BAD] * 400)
+    monkeypatch.setattr("gangline.decide.row_report.WHOLE_BYTES", 1000)
+    report = look(job)
+    (source,) = report.sources
+    assert 256 <= source.num_rows < 1000
+    numbers = [int(text.split(":")[1]) for text in source.examples]
+    assert numbers
+    assert all(600 < number <= 1000 for number in numbers)
+    assert "but for 200 lines of it" in "\n".join(report.lines(job))
+
+
+Lengths = list[tuple[int, int, bool]]
+
+
+def seen(lengths: Lengths) -> Callable[..., dict[str, Any]]:
+    """What a process with the packages says of rows with so many tokens, and so many before the first learned one."""
+    longest = sorted(
+        ([f"rows.jsonl:{at}", tokens] for at, (tokens, *_) in enumerate(lengths, 1)), key=lambda row: row[1]
+    )
+    answer = {"lengths": lengths, "longest": longest[::-1][:10], "refused": [], "num_refused": 0}
+    return lambda _host, _verb, _asked: answer
+
+
+def settled(job: Job, lengths: Lengths, **config: Any) -> tuple[Job, RowsReport]:
+    deps = Dependencies(ask_look=seen(lengths))
+    host = Host(name="pc1", workdir="/x", python="/elsewhere/python")
+    (Path(job.model.path) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return settled_length(job, with_lengths(look_at_rows(job, (host,), deps), job, (host,), deps), {})
+
+
+def test_samples_are_as_long_as_99_percent_of_the_rows_and_the_plan_says_why(tmp_path: Path) -> None:
+    lengths: Lengths = [(100 + number, 50, True) for number in range(1, 100)] + [(900, 50, True)]
+    job, report = settled(job_of(tmp_path, [GOOD] * 100), lengths)
+    assert (job.data.sequence_length, job.open) == (256, ())
+    said = "\n".join(report.lines(job))
+    assert "sequence_length 256: 99 % of 100 rows have 199 tokens or fewer, the longest has 900" in said
+    assert "1 of 100 rows have more than 256 tokens and are truncated" in said
+    assert "dropped" not in said
+
+
+@pytest.mark.parametrize(("max_positions", "length"), [(512, 512), (None, 4096), (32768, 4096)])
+def test_samples_are_no_longer_than_the_model_reads_nor_than_4096(
+    tmp_path: Path, max_positions: int | None, length: int
+) -> None:
+    job, report = settled(job_of(tmp_path, [GOOD]), [(9000, 50, True)], max_position_embeddings=max_positions)
+    assert job.data.sequence_length == length
+    assert "sequence_length" in "\n".join(report.lines(job))
+
+
+def test_texts_are_split_so_that_their_length_does_not_count(tmp_path: Path) -> None:
+    rows = [{"text": "words"}]
+    job, _ = settled(job_of(tmp_path, rows, format="text"), [(9000, 1, True)])
+    assert job.data.sequence_length == 1024
+    short, _ = settled(job_of(tmp_path, rows, format="text"), [(9000, 1, True)], n_positions=512)
+    assert short.data.sequence_length == 512
+
+
+def test_where_nothing_is_known_of_the_tokens_samples_have_1024_and_the_plan_says_so(tmp_path: Path) -> None:
+    job = job_of(tmp_path, [GOOD])
+    deps = Dependencies(ask_look=refusing)
+    job, report = settled_length(job, with_lengths(look_at_rows(job, (), deps), job, (), deps), {})
+    assert job.data.sequence_length == 1024
+    said = "\n".join(report.lines(job))
+    assert "tokens     not looked at: " in said
+    assert "sequence_length 1024: the default; nothing is known" in said
+
+
+def test_a_length_that_the_job_says_stays_and_rows_that_do_not_fit_are_dropped_and_told(tmp_path: Path) -> None:
+    job = Job(**{**vars_of(job_of(tmp_path, [GOOD] * 3, sequence_length=64)), "open": ()})
+    job, report = settled(job, [(40, 20, True), (90, 30, True), (90, 70, True)])
+    report.require(job)
+    assert job.data.sequence_length == 64
+    said = "\n".join(report.lines(job))
+    assert "2 of 3 rows have more than 64 tokens and are truncated" in said
+    assert "1 of these: the prompt alone fills the sample" in said
+
+
+def test_a_start_stops_where_no_row_fits_and_where_the_job_wants_every_row_to(tmp_path: Path) -> None:
+    job = Job(**{**vars_of(job_of(tmp_path, [GOOD], sequence_length=64)), "open": ()})
+    with pytest.raises(DataError, match="no token to learn") as caught:
+        settled(job, [(90, 70, True)])[1].require(job)
+    assert "raise data.sequence_length" in caught.value.fix
+    strict = Job(**{**vars_of(job_of(tmp_path, [GOOD], sequence_length=64, overlong="fail")), "open": ()})
+    with pytest.raises(DataError, match=r"rows\.jsonl:1 has 90 tokens"):
+        settled(strict, [(90, 30, True)])[1].require(strict)
+    all_fit, _ = settled(job_of(tmp_path, [GOOD], overlong="fail"), [(90, 30, True), (600, 30, True)])
+    assert all_fit.data.sequence_length == 640
+
+
+def test_the_sample_of_a_source_is_always_the_same_and_has_its_longest_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "completion": "b" * (5000 if number == 3333 else 1)} for number in range(7000)]
+    first, second = (look(job_of(tmp_path, rows)).sources[0].sample for _ in range(2))
+    assert [each.row.number for each in first] == [each.row.number for each in second]
+    assert 1000 <= sum(each.is_spread for each in first) <= 2000
+    assert 3334 in {each.row.number for each in first}
