@@ -32,6 +32,7 @@ HANDED = "handed.json"
 CONSOLE_LOG = "console.log"
 SUPERVISOR_LOCK = "supervisor.lock"
 STATE = "state.json"
+JOB = "job.json"
 SCHEMA_VERSION = "1.0"
 DISK_S = 60.0
 """How long the exit record waits for room on the disk."""

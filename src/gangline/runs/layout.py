@@ -62,6 +62,7 @@ AGENT_NAMES: Mapping[str, str] = {
     "CONSOLE_LOG": "console.log",
     "SUPERVISOR_LOCK": "supervisor.lock",
     "STATE": "state.json",
+    "JOB": "job.json",
 }
 """Files that the agent of a host writes into its folder of an attempt, or reads from the run's. The agent
 imports nothing of this package, and has them by the same names in gangline/agent/host_files.py."""
@@ -98,7 +99,7 @@ class RunLayout:
         """The run directory."""
         return self.root / "runs" / self.run_id
 
-    job = RunFile("job.json")
+    job = RunFile(AGENT_NAMES["JOB"])
     """The resolved job."""
     cluster = RunFile("cluster.json")
     """The cluster of the last attempt whose gang was started."""

@@ -27,9 +27,9 @@ def launch_main(argv: list[str]) -> int:
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
 
     words = argv[2:] if argv[:1] == ["-m"] else argv
-    stores = ((static_tcp_rendezvous, compat.STATIC_STORE), (c10d_rendezvous_backend, compat.DYNAMIC_STORE))
-    for module, name in stores:
-        name.put(module, partial(loopback_store, dist.TCPStore))
+    store = partial(loopback_store, dist.TCPStore)
+    compat.STATIC_STORE.put(static_tcp_rendezvous, store)
+    compat.DYNAMIC_STORE.put(c10d_rendezvous_backend, store)
     run.main(words)
     return 0
 

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 
+from gangline.agent import host_files
+
 EVERY_S = 4.0
 ANSWER_S = 3.0
 """A folder that has not answered by then is reported: a local disk takes less than a second, whatever it does."""
@@ -92,7 +94,7 @@ def folders_of(request: Mapping[str, Any], among: Iterable[Mount]) -> List[str]:
 def _job(request: Mapping[str, Any]) -> str:
     """job.json of the run, as text; it names the model and the data."""
     try:
-        return (Path(request["rank_files"]).parent.parent / "job.json").read_text("utf-8", "replace")
+        return (Path(request["rank_files"]).parent.parent / host_files.JOB).read_text("utf-8", "replace")
     except (OSError, KeyError):
         return ""
 
