@@ -1,12 +1,13 @@
 """Rows from text, JSON lines, parquet and the hub; and every way in which they can be off."""
 
+import csv
 import gzip
 import json
 import random
 
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import feather, parquet
 from transformers import AutoTokenizer
 
 from gangline.errors import DataError
@@ -168,6 +169,42 @@ class TestParquet:
         (tmp_path / "rows.parquet").write_text("nothing of the kind")
         with pytest.raises(DataError, match="not a readable parquet file"):
             tokens_of(tmp_path / "rows.parquet")
+
+
+def test_every_kind_of_file_gives_the_same_token_set(tokens_of, make_model, tmp_path):
+    call = {"name": "count", "arguments": {"of": "dogs"}}
+    other = {"name": "look", "arguments": {"at": 'the "sky"'}}
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"how many, {number}?"},
+                {"role": "assistant", "content": None, "tool_calls": [{"function": call if number % 2 else other}]},
+                {"role": "assistant", "content": f"ünïcode, {number}\n"},
+            ],
+            "id": number,
+        }
+        for number in range(150)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    table = pa.Table.from_pylist(rows)
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    (tmp_path / "b.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(lines))
+    with pa.CompressedOutputStream(str(tmp_path / "d.jsonl.zst"), "zstd") as stream:
+        stream.write(lines)
+    with (tmp_path / "e.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([["id", "messages"], *([row["id"], json.dumps(row["messages"])] for row in rows)])
+    parquet.write_table(table, tmp_path / "f.parquet", row_group_size=40)
+    with pa.ipc.new_stream(str(tmp_path / "g.arrow"), table.schema) as stream:
+        stream.write_table(table, max_chunksize=40)
+    feather.write_feather(table, str(tmp_path / "h.feather"))
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}"
+    folder = make_model(template=template + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    files = sorted(tmp_path.glob("?.*"))
+    sets = [tokens_of(file, folder=folder, format="chat", sequence_length=512) for file in files]
+    assert len(sets) == 8
+    assert [each.manifest["files"] for each in sets] == [sets[0].manifest["files"]] * 8
+    assert sets[0].manifest["counts"]["source_rows"] == 150
 
 
 class FakeHub:

@@ -39,8 +39,23 @@ def _read_table(file: str, columns: frozenset[str], base: int, position: ReadPos
         for part, batch in (_parquet if file_kind(file) == "parquet" else _arrow)(file, columns):
             for values in batch.to_pylist():
                 number += 1
-                yield SourceRow(file, number, values, unit="row")
+                given = {name: _given(value) if type(value) in _NESTED else value for name, value in values.items()}
+                yield SourceRow(file, number, given, unit="row")
             position.done_bytes = base + int(size * part)
+
+
+_NESTED = (dict, list)
+
+
+def _given(value: Any) -> Any:
+    """A nested value as it was before it became a table: there every object has the keys of all, null where it had
+    none.
+    """
+    if type(value) is dict:
+        return {key: _given(each) if type(each) in _NESTED else each for key, each in value.items() if each is not None}
+    if type(value) is list:
+        return [_given(each) if type(each) in _NESTED else each for each in value]
+    return value
 
 
 @contextmanager
