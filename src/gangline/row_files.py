@@ -113,6 +113,14 @@ def place(file: str, number: int, unit: Unit = "line") -> str:
     return f"{file}:{number}" if unit == "line" else f"{file} row {number}"
 
 
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://")
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is an address, such as s3://bucket/rows.jsonl, not a file of a computer."""
+    return _ADDRESS.match(path) is not None
+
+
 def compression(path: str) -> str:
     """The ending that names the compression of a file, such as `.gz`; "" for none."""
     return next((ending for ending in OPENERS if path.lower().endswith(ending)), "")

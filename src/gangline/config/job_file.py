@@ -31,6 +31,7 @@ from gangline.config.validate import Checked
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS, ROLES, fields_of
 from gangline.optimizers import OPTIMIZERS
+from gangline.row_files import is_remote
 from gangline.runs.decode import build
 from gangline.runs.gang import nearby, whole_counts
 from gangline.runs.job import (
@@ -244,6 +245,9 @@ def _files(checked: Checked[JobWords], key: KeyPath, source: PartWords, *, folde
     for index, text in enumerate(source.files or ()):
         place = checked.document.located((*key, "files", index))
         base = Path.cwd() if checked.document.from_command_line(place) else folder
+        if is_remote(text) and not text.startswith("file:"):
+            found.append(text)
+            continue
         files = find_files(text, base) if not text.startswith(_HUB) else []
         found += map(str, files)
         if files:

@@ -3,8 +3,11 @@
 import itertools
 import json
 import os
+import re
 import signal
+import sys
 
+import fsspec
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
@@ -284,6 +287,57 @@ class TestWrongInput:
             (tmp_path / "model" / "config.json").write_text(text)
         job = make_job(write_rows(rows_of(5)), folder=tmp_path / "model")
         self.check(job, tmp_path, error=ModelError, match=r"config.json")
+
+
+class TestAddresses:
+    @pytest.fixture
+    def store(self):
+        store = fsspec.filesystem("memory")
+        store.pipe({f"/kennel/{name}.jsonl": lines(name).encode() for name in ("a", "b")})
+        yield store
+        store.rm("/kennel", recursive=True)
+
+    def test_files_of_a_store_are_read_as_if_they_lay_here(self, store, make_job, tmp_path, model):
+        inputs = prepare_inputs(make_job("memory://kennel/*.jsonl"), tmp_path)
+        texts = texts_of(tmp_path / "data" / inputs.train, AutoTokenizer.from_pretrained(model))
+        assert sorted(texts) == ["a0</s>", "a1</s>", "b0</s>", "b1</s>"]
+        (tmp_path / "a.jsonl").write_text(lines("a"))
+        (tmp_path / "b.jsonl").write_text(lines("b"))
+        assert prepare_inputs(make_job(tmp_path / "a.jsonl", tmp_path / "b.jsonl"), tmp_path).train == inputs.train
+
+    def test_a_version_is_brought_once_and_another_one_is_another_set(self, store, make_job, tmp_path):
+        job = make_job("memory://kennel/a.jsonl")
+        first = prepare_inputs(job, tmp_path)
+        (copy,) = (tmp_path / "data" / "remote").glob("*/a.jsonl")
+        before = copy.stat().st_mtime_ns
+        assert prepare_inputs(job, tmp_path).counts["train"]["reused"]
+        assert copy.stat().st_mtime_ns == before
+        store.pipe("/kennel/a.jsonl", lines("c").encode())
+        assert prepare_inputs(job, tmp_path).train != first.train
+        assert not list((tmp_path / "data" / "remote").glob("*/*.part"))
+
+    @pytest.mark.parametrize(
+        ("address", "reason"),
+        [
+            ("memory://kennel/none.jsonl", "cannot be read"),
+            ("memory://kennel/*.csv", "no file"),
+            ("nowhere://kennel/a.jsonl", "cannot be read"),
+        ],
+    )
+    def test_what_is_not_there_is_named(self, store, make_job, tmp_path, address, reason):
+        with pytest.raises(DataError, match=f"{re.escape(address)}: {reason}") as caught:
+            prepare_inputs(make_job(address), tmp_path)
+        assert caught.value.fix
+
+    def test_a_store_without_its_package_is_refused_by_name(self, make_job, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "s3fs", None)
+        with pytest.raises(DataError, match=r"s3://kennel/a\.jsonl: this host has no package for s3://") as caught:
+            prepare_inputs(make_job("s3://kennel/a.jsonl"), tmp_path)
+        assert "pip install s3fs" in caught.value.fix
+
+
+def lines(name):
+    return "".join(json.dumps({"text": f"{name}{number}"}) + "\n" for number in range(2))
 
 
 class TestFingerprint:

@@ -613,6 +613,12 @@ def test_files_and_sets_of_the_hub_in_one_list(folder):
     assert load(folder, trained_on("[rows.jsonl, test.jsonl]")).data.train.mix == ()
 
 
+def test_an_address_is_for_the_head_to_read(folder):
+    train = load(folder, trained_on("[rows.jsonl, 's3://kennel/*.jsonl']")).data.train
+    assert train.files == (str(folder / "rows.jsonl"), "s3://kennel/*.jsonl")
+    assert 'there is no file "file:///rows.jsonl"' in refused(folder, trained_on("file:///rows.jsonl"))
+
+
 def test_a_source_reads_its_rows_as_the_data_unless_it_says_more(folder):
     sources = "[rows.jsonl, {files: test.jsonl, fields: {prompt: p}}, {files: test.jsonl, format: text}]"
     job = load(folder, trained_on(f"{sources}, format: completion, fields: {{prompt: q, completion: a}}"))

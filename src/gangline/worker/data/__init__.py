@@ -3,6 +3,7 @@
 rows         rows of files               tokenise      text and conversations to token ids
 row_formats  the documents of a row      tokens        a token set: writing, packing, reading
 build        find a set or make it once  model_folder  the model's limits, files and fingerprint; the hub
+choose       which rows, and how often   remote        files at an address
 prepare      the entry
 """
 

@@ -26,6 +26,7 @@ from gangline.worker.data.model_folder import (
     check_sequence_length,
     open_model_folder,
 )
+from gangline.worker.data.remote import bring_remote
 from gangline.worker.data.row_formats import Format
 from gangline.worker.json_lines import write_line
 
@@ -56,6 +57,7 @@ def prepare_inputs(
     """
     hub = hub or HuggingFace()
     meter = _Meter(progress)
+    job = bring_remote(job, root, beat=meter.beat)
     folder = open_model_folder(job.model)
     check_sequence_length(folder, job.data.sequence_length)
     sweep(root)
