@@ -16,6 +16,19 @@ PROGRAM_S = 10.0
 OUTPUT_BYTES = 1 << 18
 
 
+MOST_LOAD = 6.0
+"""Limits are never multiplied by more."""
+
+
+def stretched(duration_s: float) -> float:
+    """A limit for work on this host, longer where more processes want to run than it has cores."""
+    try:
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return duration_s
+    return duration_s * min(max(1.0, load), MOST_LOAD)
+
+
 class Output(NamedTuple):
     """What a program left behind."""
 

@@ -219,7 +219,9 @@ def _names(section: Any) -> tuple[Resolved, ...]:
 
 
 TIMEOUT_S = 15.0
-"""How long one host may take; the agent itself takes 11 s at most."""
+"""How long one host may take; the agent itself takes 11 s at most. Both take longer on a busy host."""
+MOST_LOAD = 6.0
+LOAD, CORES = PurePath("/proc/loadavg"), PurePath("/sys/devices/system/cpu/online")
 NUM_AT_ONCE = 64
 ANSWER_LENGTH = 1 << 21
 WHY_LENGTH = 2000
@@ -266,9 +268,10 @@ def is_address(text: str) -> bool:
 
 
 def _ask(host: Host, request: dict[str, Any], transport: Transport) -> HostFacts | HostFailure:
-    asked_s = time.time()
+    asked_s, limit_s = time.time(), TIMEOUT_S
     try:
-        result = transport.run((AGENT, "facts"), stdin=json.dumps(request).encode(), timeout_s=TIMEOUT_S)
+        limit_s *= _load(transport)
+        result = transport.run((AGENT, "facts"), stdin=json.dumps(request).encode(), timeout_s=limit_s)
     except HostUnreachable as error:
         why = "; ".join(filter(None, (error.what, error.seen)))
         return HostFailure(
@@ -279,10 +282,26 @@ def _ask(host: Host, request: dict[str, Any], transport: Transport) -> HostFacts
             fix=error.fix,
         )
     except TimeoutError:
-        return _no_facts(host, f"no facts within {TIMEOUT_S:.0f} s")
+        return _no_facts(host, f"no facts within {limit_s:.0f} s")
     except OSError as error:
         return _no_facts(host, error.strerror or str(error))
     return _read(host, result, asked_s=asked_s)
+
+
+def _load(transport: Transport) -> float:
+    """Processes per core that want to run on a host, from 1 to 6; raises HostUnreachable."""
+    try:
+        load = float(transport.read(LOAD, limit=4096).split()[0])
+        cores = sum(map(_width, transport.read(CORES, limit=4096).decode().split(",")))
+    except (OSError, ValueError, IndexError):  # a host without them
+        return 1.0
+    return min(max(1.0, load / max(1, cores)), MOST_LOAD)
+
+
+def _width(cores: str) -> int:
+    """The cores of a part of such a list: 0-3 are four."""
+    first, _, last = cores.strip().partition("-")
+    return int(last or first) - int(first) + 1
 
 
 def _read(host: Host, result: CommandResult, *, asked_s: float) -> HostFacts | HostFailure:
@@ -338,8 +357,10 @@ def read_building(said: Any, known: BuildFacts) -> BuildFacts:
 
 def _ask_building(host: Host, known: BuildFacts, transport: Transport) -> BuildFacts:
     request = json.dumps({"do": "look", "root": str(environments_folder(host))}).encode()
+    limit_s = BUILDING_TIMEOUT_S
     try:
-        result = transport.run((AGENT, "environment"), stdin=request, timeout_s=BUILDING_TIMEOUT_S)
+        limit_s *= _load(transport)
+        result = transport.run((AGENT, "environment"), stdin=request, timeout_s=limit_s)
         if result.returncode != 0:
             last = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()[-1]
             return _unknown(known, f"exit code {result.returncode}: {last}")
@@ -347,7 +368,7 @@ def _ask_building(host: Host, known: BuildFacts, transport: Transport) -> BuildF
     except GanglineError as error:
         return _unknown(known, error.what)
     except TimeoutError:
-        return _unknown(known, f"no answer within {BUILDING_TIMEOUT_S:g} s")
+        return _unknown(known, f"no answer within {limit_s:.0f} s")
     except (OSError, ValueError, LookupError, RecursionError) as error:  # Unreadable is a ValueError
         return _unknown(known, f"its answer cannot be read: {error}")
 

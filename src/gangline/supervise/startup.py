@@ -21,6 +21,8 @@ from gangline.units import format_bytes, listed, listed_ranks
 
 
 STAGES = ("ssh", "agent", "launcher", "port", "python", "torch", "joined")
+TOGETHER = {"python", "joined"}
+"""Stages in which hosts wait for each other: one that does nothing says nothing."""
 IMPORTS = {"launcher", "torch"}
 """Stages that wait for an import, which takes long on a slow disk."""
 BUSY = 2.0
@@ -252,7 +254,7 @@ class StartBoard:
         if self.stage_seconds > self.limits.longest_s:
             return True
         are_still = [self.still_s(row) > self.limit_s for row in self.awaited]
-        return all(are_still) if self.stage == "joined" else any(are_still)
+        return all(are_still) if self.stage in TOGETHER else any(are_still)
 
     def to_json(self, *, sentence: str | None, news: str = "") -> dict[str, Any]:
         """Plain data for board.json. news: the sentence without figures that change by themselves."""
@@ -335,6 +337,8 @@ def _works(rows: Sequence[HostRow], *, idle_s: float) -> list[str]:
             still_s = min(work.idle_s for rank, work in behind.items() if rank in idle)
             who = listed_ranks((row.host, rank) for rank in idle)
             said.append(f"{who} {'has' if len(idle) == 1 else 'have'} done nothing for {still_s:.0f} s")
+        elif row.idle_s is not None and row.idle_s >= idle_s and row.stage in TOGETHER:
+            continue
         elif row.idle_s is not None and row.idle_s >= idle_s:
             said.append(f"{row.host} has done nothing for it for {row.idle_s:.0f} s")
         elif row.works:

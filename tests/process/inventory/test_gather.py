@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import PurePath
 
 import pytest
 
@@ -121,6 +122,15 @@ def test_a_host_that_talks_nonsense_or_is_too_slow_is_recorded(answer, why):
     (failure,) = gathered(pc2=answer).failures
     assert why in failure.why
     assert "\x1b" not in failure.why
+
+
+@pytest.mark.parametrize(("load", "limit"), [("0.50", 15), ("8.00", 30), ("99.0", 90)])
+def test_a_busy_host_may_take_longer(load, limit):
+    slow = FakeTransport("pc2", answer=lambda _call: Scripted(duration_s=999))
+    slow.files[PurePath("/proc/loadavg")] = f"{load} 1.00 1.00 3/99 7\n".encode()
+    slow.files[PurePath("/sys/devices/system/cpu/online")] = b"0-2,5\n"
+    (failure,) = gather(Cluster(name="c", hosts=HOSTS[1:2]), {"pc2": slow}).failures
+    assert failure.why == f"no facts within {limit} s"
 
 
 def test_what_ssh_says_to_do_is_kept():

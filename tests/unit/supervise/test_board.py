@@ -213,6 +213,18 @@ def test_a_program_that_is_not_ours_has_joined_once_it_is_connected_and_is_not_g
     assert board.stage is None
 
 
+def test_launchers_that_wait_for_one_another_are_not_said_to_do_nothing(board, clock):
+    board.note([status("pc1", idle_s=60.0), status("pc2", idle_s=60.0), status("pc3", idle_s=0.0)])
+    clock.now = 100.0
+    board.note([status("pc1", idle_s=160.0), status("pc2", idle_s=160.0), status("pc3", idle_s=0.0)])
+    assert said(board).endswith(
+        "the ranks of pc1, pc2 and pc3 have not started yet; pc3 works on it: 12 s of processor time, 300 MiB read"
+    )
+    assert not board.is_overdue()
+    board.note([status("pc3", idle_s=95.0)])
+    assert board.is_overdue()
+
+
 def test_whether_a_program_that_is_not_ours_works_or_may_sleep_is_not_known(clock):
     board = StartBoard(request("command"), clock=clock)
     board.note(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-from gangline.agent.bounded import ask_python
+from gangline.agent.bounded import ask_python, stretched
 
 PACKAGES = (
     "torch",
@@ -78,7 +78,7 @@ def packages(request: Dict[str, Any]) -> Dict[str, Any]:
     if not argv:
         return {}
     env = {str(name): str(value) for name, value in (request.get("python_env") or {}).items()}
-    return ask_python(argv, QUESTION, *PACKAGES, mark=MARK, timeout_s=ENVIRONMENT_S, env=env)
+    return ask_python(argv, QUESTION, *PACKAGES, mark=MARK, timeout_s=stretched(ENVIRONMENT_S), env=env)
 
 
 def programs(_request: Dict[str, Any]) -> Dict[str, Any]:
