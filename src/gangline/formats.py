@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +136,14 @@ TOOL_CALLS = "tool_calls"
 """Beside roles of the chat template, what `data.roles` may say: the content is the JSON of an assistant's calls."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", TOOL_CALLS)
 """What `data.roles` makes of names in rows in most cases; a template may know others."""
+USUAL_SPEAKERS: Mapping[str, str] = {
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "ai", "bard", "bing"), "assistant"),
+    "observation": "tool",
+    "function_response": "tool",
+    "function_call": TOOL_CALLS,
+}
+"""Role under which data sets have it -> that of chat templates."""
 GIVEN = "gangline_given"
 """Key of a message that belongs to the prompt, whoever speaks: it is not learned, and no template sees the key."""
 
@@ -311,9 +319,11 @@ def _conversation(row: Mapping[str, Any]) -> list[Message]:
         messages.insert(0, {"role": "system", "content": row["system"]})
     learned = [message for message in messages if message["role"] == "assistant" and not message.get(GIVEN)]
     if not learned:
-        spoken = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
+        spoken = list(dict.fromkeys(str(message["role"]) for message in messages))
+        renamed = ", ".join(f"{role}: {USUAL_SPEAKERS[role]}" for role in spoken if role in USUAL_SPEAKERS)
         raise RowError(
-            f"no assistant message, so there is nothing to learn; roles are {spoken} (data.roles: {{name: assistant}})"
+            f"no assistant message, so there is nothing to learn; roles are {', '.join(map(repr, spoken))} "
+            f"(data.roles: {{{renamed or 'name: assistant'}}})"
         )
     if not any(message.get("content") or message.get("tool_calls") for message in learned):
         raise RowError("every assistant message is empty")
@@ -419,7 +429,7 @@ def read_values(
         value = None if role in unread else row.get(column)
         if value is None:
             if role not in rules.optional and role not in unread:
-                raise RowError(_missing(role, column, row))
+                raise RowError(_missing(name, fields, row, role))
             found[role] = ""
         elif role in rules.conversations and not _is_plain(role, value):
             found[role] = read_messages(column, value, fields, speakers)
@@ -468,20 +478,42 @@ def check_row(
     return sum(len(value) if isinstance(value, str) else len(str(value)) for value in values.values())
 
 
-def _missing(role: str, column: str, values: Mapping[str, Any]) -> str:
-    if column in values:
+def _missing(name: str, fields: Mapping[str, str], row: Mapping[str, Any], role: str) -> str:
+    column = fields[role]
+    if column in row:
         return f"{column!r} is null"
-    names = list(values)
-    usual = [name for name in USUAL_NAMES.get(role, ()) if name in values]
-    near = usual[:1] if role == "messages" else difflib.get_close_matches(column, names, n=1) or usual[:1]
-    hint = ""
-    if near:
-        renamed = ", ".join((f"{role}: {near[0]}", *_share_gpt(values[near[0]])))
-        hint = f"; did you mean data.fields: {{{renamed}}}?"
-    return f"no field {column!r}; there are {', '.join(map(repr, names[:12])) or 'none'}{hint}"
+    renamed = ", ".join(f"{key}: {value}" for key, value in _guess(name, fields, row, role).items())
+    hint = f"; did you mean data.fields: {{{renamed}}}?" if renamed else ""
+    return f"no field {column!r}; there are {', '.join(map(repr, list(row)[:12])) or 'none'}{hint}"
 
 
-def _share_gpt(value: Any) -> Iterator[str]:
+def _guess(name: str, fields: Mapping[str, str], row: Mapping[str, Any], role: str) -> dict[str, str]:
+    """`data.fields` that would give the row all that it has to have, or at least `role`."""
+    rules = FORMATS[name]
+    either = {each for group in rules.either for each in group}
+    required = tuple(each for each in rules.roles if each not in rules.optional | either)
+    guesses = [_guess_all((*group, *required), fields, row) for group in rules.either or ((),)]
+    return next((guess for guess in guesses if guess), None) or _guess_all((role,), fields, row) or {}
+
+
+def _guess_all(roles: Sequence[str], fields: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    for role in roles:
+        if fields[role] in row:
+            continue
+        free = [name for name in row if name not in found.values()]
+        usual = [name for name in USUAL_NAMES.get(role, ()) if name in free]
+        near = usual or difflib.get_close_matches(fields[role], free, n=1)
+        if not near:
+            return None
+        found[role] = near[0]
+    if "messages" in found and "role" in fields:
+        found |= _share_gpt(row[found["messages"]])
+    return found
+
+
+def _share_gpt(value: Any) -> dict[str, str]:
     """The further names that messages in the manner of ShareGPT want."""
     if isinstance(value, list) and value and isinstance(value[0], dict) and {"from", "value"} <= set(value[0]):
-        yield from ("role: from", "content: value")
+        return {"role": "from", "content": "value"}
+    return {}

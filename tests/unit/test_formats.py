@@ -224,7 +224,10 @@ class TestMistakes:
             ),
             ({"text": None}, "text", "'text' is null"),
             ({"txt": "a"}, "text", "there are 'txt'; did you mean data.fields: {text: txt}?"),
-            ({"question": "a", "answer": "b"}, "completion", "did you mean data.fields: {prompt: question}?"),
+            ({"question": "a", "answer": "b"}, "completion", "data.fields: {prompt: question, completion: answer}?"),
+            ({"question": "a", "answer": "b"}, "chat", "mean data.fields: {prompt: question, completion: answer}?"),
+            ({"question": "a", "answr": "b", "id": 1}, "completion", "did you mean data.fields: {prompt: question}?"),
+            ({"instruction": "a", "response": "b"}, "instruction", "did you mean data.fields: {output: response}?"),
             (
                 {"id": 1, "conversations": [{"from": "human", "value": "a"}]},
                 "chat",
@@ -237,7 +240,9 @@ class TestMistakes:
 
     def test_unknown_speakers_are_named(self):
         turns = [{"from": "human", "value": "a"}, {"from": "bard", "value": "b"}]
-        assert "roles are 'user', 'bard' (data.roles" in refused({"conversations": turns}, "chat", SHARE_GPT, SPEAKERS)
+        row = {"conversations": turns}
+        assert "roles are 'user', 'bard' (data.roles: {bard: assistant})" in refused(row, "chat", SHARE_GPT, SPEAKERS)
+        assert "roles are 'human', 'bard' (data.roles: {human: user, bard: a" in refused(row, "chat", SHARE_GPT)
 
 
 @pytest.mark.parametrize(
