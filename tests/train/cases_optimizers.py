@@ -61,19 +61,19 @@ def reference(model: nn.Module, job: OptimizerJob) -> torch.optim.Optimizer:
     return Together(matrices, adam)
 
 
-def job_of(kind: str, *, rate: float, precision: str = "fp64", steps: int = 20, method: str = "full", **words):
-    """A job that trains by it; words: of the optimizer, over its defaults."""
-    job = make_job(precision=precision, steps=steps, method=method)
+def job_of(kind: str, *, rate: float, precision: str = "fp64", method: str = "full", micro_batch: int = 1, **words):
+    """20 steps of 6 samples by it; words: of the optimizer, over its defaults."""
+    job = make_job(precision=precision, steps=20, method=method, batch=6, micro_batch=micro_batch)
     numbers = {**OPTIMIZERS[kind].keys, "weight_decay": 0.01, **words}
     return replace(job, optimizer=OptimizerJob(kind=kind, learning_rate=rate, **numbers))
 
 
 def beside_reference(*, kind: str, rate: float, precision: str, words: dict, method: str = "full"):
     """20 steps of one rank, by ours and by the reference: how far weights are apart, over how far they have moved."""
-    job = job_of(kind, rate=rate, precision=precision, method=method, **words)
+    job = job_of(kind, rate=rate, precision=precision, method=method, micro_batch=6, **words)
     weights, losses = [], []
     for make in (make_optimizer, reference):
-        session = make_session(job, make_world([10], rank=0), num_evaluation=0)
+        session = make_session(job, make_world([1], rank=0), num_evaluation=0)
         before = _flat(session.model)
         _, captured = run_loop(dataclasses.replace(session, optimizer=make(session.model, session.job.optimizer)))
         weights.append(_flat(session.model))
@@ -83,32 +83,37 @@ def beside_reference(*, kind: str, rate: float, precision: str, words: dict, met
     return {"far": float(far), "losses": losses}
 
 
-def split_and_alone(shares, *, kind: str, rate: float, strategy: str, words: dict, rows=(10,), steps: int = 20):
-    """Losses and norms by rank 0, split and by one process. Of pipelines `shares` are layers."""
-    job = job_of(kind, rate=rate, steps=steps, **words)
-    world = make_world(shares, rank=dist.get_rank(), strategy=strategy, rows=rows)
+def split_and_alone(shares, *, kind: str, rate: float, strategy: str, words: dict):
+    """Losses and norms by rank 0, split and by one process all at once. Of pipelines `shares` are layers."""
+    job = job_of(kind, rate=rate, **words)
+    world = make_world(shares, rank=dist.get_rank(), strategy=strategy, rows=(6,))
     _, split = run_loop(make_session(job, world, num_evaluation=0))
     if dist.get_rank() > 0:
         return None
-    _, alone = run_loop(make_session(job, make_world([10], rank=0), num_evaluation=0))
+    job = replace(job, micro_batch=6)
+    _, alone = run_loop(make_session(job, make_world([1], rank=0), num_evaluation=0))
     return {"split": split.steps, "alone": alone.steps}
 
 
-def states(*, kind: str, words: dict, method: str = "full"):
-    """Numbers of the states that a checkpoint holds for each trained number, and the names of states."""
-    session = make_session(job_of(kind, rate=1e-3, method=method, **words), make_world([10], rank=0), num_evaluation=0)
-    tensors = state_tensors(session.model, session.optimizer)
-    trained = sum(each.numel() for each in trainable(session.model).values())
-    kept = {name: each for name, each in tensors.items() if name.startswith("optimizer.") and each.ndim > 0}
-    names = sorted({name.rpartition(".")[2] for name in tensors if name.startswith("optimizer.")})
-    return {"per_number": sum(each.numel() for each in kept.values()) / trained, "names": names}
+def states(*, asked):
+    """Of jobs (kind, words, method): numbers of the states for each trained number, and the names of states."""
+    found = []
+    for kind, words, method in asked:
+        job = job_of(kind, rate=1e-3, method=method, **words)
+        session = make_session(job, make_world([6], rank=0), num_evaluation=0)
+        tensors = state_tensors(session.model, session.optimizer)
+        trained = sum(each.numel() for each in trainable(session.model).values())
+        kept = {name: each for name, each in tensors.items() if name.startswith("optimizer.")}
+        names = sorted({name.rpartition(".")[2] for name in kept})
+        found.append([sum(each.numel() for each in kept.values() if each.ndim) / trained, names])
+    return found
 
 
-def refused(shares, *, kind: str, strategy: str, method: str = "full"):
-    """What a rank says of a strategy that does not train with it."""
+def refused(shares, *, kind: str, method: str):
+    """What a rank of fsdp says of it."""
+    job = job_of(kind, rate=1e-3, precision="fp32", method=method)
     try:
-        job = job_of(kind, rate=1e-3, precision="fp32", method=method)
-        make_session(job, make_world(shares, rank=dist.get_rank(), strategy=strategy))
+        make_session(job, make_world(shares, rank=dist.get_rank(), strategy="fsdp"))
     except GanglineError as error:
         return str(error)
     return "it trains"
