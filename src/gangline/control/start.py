@@ -19,7 +19,7 @@ from gangline.errors import CheckpointError, GanglineError, HostKeyRefused, Host
 from gangline.launch.backend import LaunchRequest
 from gangline.launch.program import Again, Program
 from gangline.planner.plan import DataCount, Plan
-from gangline.planner.report import length
+from gangline.planner.report import length, lines_in_steps
 from gangline.provision.checkpoint_sources import CheckpointHost, find_checkpoint, rejected_error
 from gangline.provision.console import Console
 from gangline.provision.inputs import Inputs, bring_reads, distribute, prepare_inputs, require_same
@@ -314,6 +314,8 @@ def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, console: Con
     if counts.get("truncated_rows"):
         console.report(f"truncated  {counts['truncated_rows']} rows to {decision.job.data.sequence_length} tokens")
     console.report(f"data       {length(settled)}")
+    for line in lines_in_steps(settled):
+        console.report(line)
     return settled
 
 

@@ -595,6 +595,16 @@ def _forecast(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "step", f"about {format_duration(forecast.step_s)} ({low} to {high}), {forecast.source}"
 
 
+def lines_in_steps(plan: Plan) -> list[str]:
+    """Once the samples are counted: the lines of what the job counts in epochs or as a part of the run."""
+    asked = {
+        "warm-up": plan.warmup_ratio is not None,
+        "saves": plan.checkpoint_every_epochs is not None,
+        "evaluates": plan.evaluation_every_epochs is not None,
+    }
+    return [line for line in explain(plan) if asked.get(line.partition(" ")[0])]
+
+
 def _plan_precision(plan: Plan) -> str:
     return "auto: the best that every device supports" if plan.precision == "auto" else plan.precision
 

@@ -174,6 +174,7 @@ def _is_told(event: str, record: dict[str, Any]) -> bool:
 _NAMES = {
     "beginning": "",
     "committed": "checkpoint committed",
+    "early-stopping": "early stopping",
     "failed": "no further attempt",
     "hanging": "stands still",
     "leaving": "",

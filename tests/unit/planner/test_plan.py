@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gangline.planner.plan import DataCount, Plan, make_plan
-from gangline.planner.report import explain
+from gangline.planner.report import explain, lines_in_steps
 from gangline.planner.shares import rows_named, stages_named
 from gangline.planner.training import PlannedStrategy
 from gangline.runs.cluster import Cluster, Host
@@ -80,6 +80,8 @@ def test_parts_of_the_run_and_of_an_epoch_are_told_in_steps_once_these_are_known
     assert "2 steps = 0.07 of 20, rounded up" in lines
     assert "at the start, every 0.25 epochs (steps 3, 5, 8, 10 ... 20), at the end" in lines
     assert "every 1 epoch (steps 10, 20) and at the end" in lines
+    assert [line.split()[0] for line in lines_in_steps(counted)] == ["warm-up", "saves", "evaluates"]
+    assert lines_in_steps(make_plan(JOB, cluster(1)).with_data(JOB, DataCount(num_samples=100))) == []
     assert Plan.from_json(json.loads(json.dumps(counted.to_json()))) == counted
 
 
