@@ -37,7 +37,7 @@ _PREFIXES: Mapping[str, tuple[str, ...]] = {
 
 Family = tuple[Rule, ...]
 """Rules that belong together."""
-_ALL = (*versions.TRAINER, *(rule for module in _MODULES for rule in module.RULES))
+_ALL = (*versions.TRAINER, *versions.OWN_PROGRAM, *(rule for module in _MODULES for rule in module.RULES))
 _BUILT_IN: Mapping[str, Family] = {
     name: tuple(rule for rule in _ALL if rule.id.startswith(starts)) for name, starts in _PREFIXES.items()
 }
@@ -89,14 +89,15 @@ def judge(
 
     only: names of families, or ids of findings and their beginnings (E-NET, E-NET-07); UsageError for others. A host
         that cannot be asked is told in any case.
-    own_worker: whether gangline's trainer will run; the user's own command needs no package of ours.
+    own_worker: whether gangline's trainer will run; the user's own command needs no package of ours, only
+        torchrun.
     """
-    wanted = prefixes(only)
+    wanted, left_out = prefixes(only), versions.OWN_PROGRAM if own_worker else versions.TRAINER
     families, found = _families(only)
     for name, family in families.items():
         for rule in family:
             is_wanted = rule.id.startswith(wanted) or name == "access"
-            if is_wanted and (own_worker or rule not in versions.TRAINER):
+            if is_wanted and rule not in left_out:
                 try:
                     with FAMILIES.guard(name):
                         found += apply((rule,), inventory, cluster)

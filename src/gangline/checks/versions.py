@@ -8,6 +8,7 @@ from gangline.catalog.cuda import driver_floor, has_kernels, needed_cuda, number
 from gangline.checks.rules import Adder, Evidence, Rule, Seen, adders, difference, differing_by, grouped
 from gangline.inventory.facts import HIGHEST, LOWEST, HostFacts, Inventory, why_not
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.training_environment import runs_gangline
 from gangline.tested import TESTED
 from gangline.units import format_bytes
 
@@ -28,6 +29,9 @@ CPU_BUILD_FIX = "in that environment: pip install torch --index-url https://down
 TRAINER: list[Rule] = []
 """Rules for gangline's own trainer; the user's own command needs no package of ours."""
 trainer, _ = adders(TRAINER)
+OWN_PROGRAM: list[Rule] = []
+"""Rules for the user's own command alone."""
+own_program, _ = adders(OWN_PROGRAM)
 RULES: list[Rule] = []
 """Rules for every command."""
 each_host, whole_cluster = adders(RULES)
@@ -39,7 +43,8 @@ same_everywhere = Adder(RULES, differing_by)
     "E-SW-01",
     title="{names} not installed",
     meaning="no rank can start there",
-    fix="in that environment: pip install 'gangline[train]'",
+    fix="on this computer: gangline setup; on another one: `environment: locked` in cluster.yaml; "
+    "or in that environment: pip install 'gangline[train]'",
 )
 def _missing(facts: HostFacts, host: Host) -> Iterator[Evidence]:
     """Our own code is brought to hosts over SSH, and found there before any other."""
@@ -51,7 +56,19 @@ def _missing(facts: HostFacts, host: Host) -> Iterator[Evidence]:
 
 
 def _is_installed_by_user(host: Host) -> bool:
-    return host.transport == "local" and host.code is None
+    return host.code is None and runs_gangline(host)
+
+
+@own_program.fail(
+    "E-SW-16",
+    title="torch is not installed",
+    meaning="torchrun, which starts the ranks of your command, is part of torch",
+    fix="name a Python that has torch: `python: PATH` of this host in cluster.yaml; or let gangline build one: "
+    "`gangline setup` on this computer, `environment: locked` on another one",
+)
+def _no_torchrun(facts: HostFacts, _host: Host) -> Iterator[str]:
+    if facts.packages and not facts.packages.get("torch"):
+        yield f"torch not among the packages of its Python {facts.python}"
 
 
 @trainer.fail(

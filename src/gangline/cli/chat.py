@@ -32,7 +32,7 @@ def command(
 
 def _talk(target: str, options: list[str]) -> int:
     if is_model_folder(Path(target)):
-        return chat_with_folder(Path(target), options)
+        return chat_with_folder(Path(target), options, home=default_home())
     with open_run(target, home=default_home()) as opened:
         require_job(opened.layout)
         saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports)

@@ -71,8 +71,8 @@ class HostWords(Section):
     """Folder on the host for everything that gangline writes there. Left out: `~/gangline` on a host over SSH,
     `hosts/<name>` in gangline's home on this computer."""
     python: Text | None = None
-    """A Python on the host that has gangline[train] installed, in place of `environment`. On this computer, where
-    neither is given: the one that runs gangline."""
+    """A Python on the host with the packages of gangline[train], in place of `environment`. On this computer, where
+    neither is given: the one of `gangline setup`, else the one that runs gangline."""
     environment: Annotated[
         Annotated[EnvironmentWords, Shorthand("kind")] | None, Field(json_schema_extra={"x-fix": KIND_FIX})
     ] = None

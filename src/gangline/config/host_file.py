@@ -9,7 +9,6 @@ import ipaddress
 import re
 import shutil
 import socket
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from gangline.config.fields import HOST_PATH, HOST_PROGRAM, PATTERNS, SECRET
 from gangline.config.mistakes import KeyPath, absolute, listed, quote, what_is_there, what_was_meant
 from gangline.config.validate import Checked
 from gangline.runs.cluster import Environment, Host
+from gangline.runs.training_environment import training_python
 
 # Where the Python of a host comes from: from the words to `Environment`, and the Python behind it.
 
@@ -69,19 +69,17 @@ def _lock(checked: Checked[ClusterWords], key: KeyPath, text: str, *, folder: Pa
 
 
 def python_here(
-    checked: Checked[Any], key: KeyPath, text: str | None, *, folder: Path, reads: tuple[KeyPath, ...] = ()
+    checked: Checked[Any], key: KeyPath, text: str, *, folder: Path, reads: tuple[KeyPath, ...] = ()
 ) -> str:
-    """The whole path of a Python on this computer; None: the one that runs gangline."""
-    if text is None:
-        return sys.executable
+    """The whole path of a Python on this computer."""
     path = str(absolute(text, folder)) if "/" in text or text[0] == "~" else text
     found = shutil.which(path)
     if found is None:
         checked.report(
             key,
             seen=f"{quote(text)}, which is no program on this computer",
-            expected="a Python with gangline[train] installed",
-            fix="write the whole path of a Python, or delete the line for the one that runs gangline on this computer",
+            expected="a Python with the packages of gangline[train]",
+            fix="write the whole path of a Python, or delete the line for the one that `gangline setup` builds",
             reads=reads,
         )
     return str(found or text)
@@ -237,11 +235,11 @@ def _python(checked: Checked[ClusterWords], index: int, *, around: Surroundings)
     else:
         environment = around.environment or (Environment() if local else LOCKED)
         place = ("environment", "python")
-    return environment, _program(checked, place, environment, index=index, folder=around.folder)
+    return environment, _program(checked, place, environment, index=index, around=around)
 
 
 def _program(
-    checked: Checked[ClusterWords], place: KeyPath, environment: Environment, *, index: int, folder: Path
+    checked: Checked[ClusterWords], place: KeyPath, environment: Environment, *, index: int, around: Surroundings
 ) -> str:
     """The Python of an environment; "" where only a look at the host tells."""
     words = checked.words.hosts[index]
@@ -254,7 +252,9 @@ def _program(
     if environment.kind != "own":
         return ""
     if transport_of(words) == "local":
-        return python_here(checked, place, environment.path, folder=folder, reads=reads)
+        if environment.path is None:
+            return training_python(around.home)
+        return python_here(checked, place, environment.path, folder=around.folder, reads=reads)
     python = environment.path or ""
     refuse_foreign_python(checked, place, python, reads=reads)
     return python

@@ -1,9 +1,10 @@
-"""Code and environment on every host."""
+"""Code and environment on every host, and on this computer alone."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import platform
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from gangline.control.supervision import SupervisorRecord, choose_in_background,
 from gangline.decide.inspect import InspectResult
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.inventory.facts import Inventory
+from gangline.inventory.gather import gather
 from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.launch.backends import BACKENDS
 from gangline.planner.plan import Plan
@@ -24,8 +26,9 @@ from gangline.provision.code import place_code, preview_code
 from gangline.provision.console import Console
 from gangline.provision.environment import compare_environments, place_environments, preview_environments, require_equal
 from gangline.provision.requirements import load_lock
-from gangline.runs.cluster import Cluster, Host
+from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.runs.job import Job
+from gangline.runs.training_environment import FILE, TrainingEnvironment
 from gangline.runs.layout import RunLayout
 from gangline.transport.fanout import in_parallel
 from gangline.transport.local import LocalTransport
@@ -184,6 +187,51 @@ def preview(inspection: InspectResult, context: Context, *, job: Job | None = No
         cluster=cluster,
         networks=inspection.rank_variables,
         supervisor=lambda: choose_supervisor_host(cluster, context),
+    )
+
+
+# The environment of this computer.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What `setup_here` built, or would build."""
+
+    environment: TrainingEnvironment
+    num_packages: int
+    torch: str
+    """The version of torch in the lock."""
+    has_gpu: bool
+
+
+def setup_here(*, lock: Path | None, dry_run: bool, home: Path, console: Console) -> Setup:
+    """Build the environment that trains on this computer, below `home`, and have later starts use it.
+
+    lock: a requirements file with a version for each package; None: gangline's own. dry_run: change nothing. What is
+    there already is verified. Raises CheckFailed, NoWheels, RunFailed or UsageError.
+    """
+    environment = Environment(kind="locked", path=str(lock.absolute()) if lock else None)
+    found = load_lock(environment.path)
+    host = Host(name="this computer", workdir=str(home), python="", transport="local", environment=environment)
+    transports: Mapping[str, Transport] = {host.name: LocalTransport(host)}
+    cluster = Cluster(name="here", hosts=(host,))
+    console.progress("looking at this computer")
+    inventory = gather(cluster, transports)
+    if dry_run:
+        placed = preview_environments(cluster, inventory, transports)
+    else:
+        ask_agent(transports[host.name], "claim", {"folders": [str(home)]}, timeout_s=TIMEOUT_S)
+        placed = place_environments(cluster, inventory, transports, home=home, console=console)
+    built = TrainingEnvironment(python=placed.head.python, lock=found.hash)
+    if not dry_run:
+        built.save(home / FILE)
+    version = tuple(map(int, platform.python_version_tuple()[:2]))
+    pins = found.pins_for(version, platform.machine())
+    return Setup(
+        environment=built,
+        num_packages=len(pins),
+        torch=next((pin.version for pin in pins if pin.name == "torch"), "none"),
+        has_gpu=any(facts.gpus for facts in inventory.hosts),
     )
 
 

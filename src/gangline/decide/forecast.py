@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from gangline.planner.decision import Choice, Suggestion, decide, ways_out
 from gangline.planner.machines import PlannedCluster
 from gangline.planner.report import fastest_of_fewer, ways_lines
 from gangline.planner.training import GANGLINE, GANGLINE_CPU, Number, SoftwareStack, Training
-from gangline.runs.cluster import Host
+from gangline.provision.code import trainer_here
 from gangline.runs.files import read_json
 from gangline.runs.gang import whole_count
 from gangline.runs.job import Job
@@ -155,7 +154,7 @@ def ask_trace(order: Mapping[str, Any] | list[dict[str, Any]], *words: str, cont
 
     Raises ModelError where there is none, and the worker's own error.
     """
-    host = Host(name="this computer", workdir=str(context.home), python=sys.executable)
+    host = trainer_here(context.home)
     argv = host.argv("-m", "gangline.worker.trace", *words)
     env = {**host.code_env, "OMP_NUM_THREADS": "1"}
     try:
@@ -169,7 +168,7 @@ def ask_trace(order: Mapping[str, Any] | list[dict[str, Any]], *words: str, cont
         raise ModelError(
             "the model cannot be built on this computer",
             seen=(result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1],
-            fix="install the trainer's packages: pip install 'gangline[train]'",
+            fix="install the trainer's packages: gangline setup",
         ) from None
     first = answer if isinstance(answer, dict) else next((one for one in answer if one.get("kind") == "error"), {})
     if first.get("kind") == "error":

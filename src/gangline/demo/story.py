@@ -26,9 +26,9 @@ from gangline.control.end import stop
 from gangline.control.supervision import open_run
 from gangline.errors import RunFailed
 from gangline.provision.ask import ask_worker
+from gangline.provision.code import trainer_here
 from gangline.provision.console import Console
 from gangline.report.follow import Update, View
-from gangline.runs.cluster import Host
 from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import read_record
@@ -193,7 +193,7 @@ def _write(context: DemoContext) -> None:
         context, 1, f"a corpus: {len(entries)} documentation strings of Python's standard library, {format_bytes(size)}"
     )
     context.console.progress("training a tokenizer")
-    here = Host(name="local", workdir=str(context.home), python=sys.executable)
+    here = trainer_here(context.home)
     with reach(load_cluster(None, context.home), REAL) as transports:
         argv = ("scratch", str(context.folder / "corpus" / "pages.jsonl"), "--to", str(context.folder / "model"))
         size_words = ("--vocabulary", "1024", "--hidden", "128", "--context", "256")
@@ -273,7 +273,7 @@ def _ask(context: DemoContext, adapter: Path) -> None:
     command = f"gangline chat {adapter} --prompt {QUESTION.strip()!r}"
     _head(context, 5, "ask it (a minute of training on two cores makes sentences, not sense)", command)
     words = ("--plain", f"--prompt={QUESTION}", "--max-tokens", "48", "--temperature", "0.7")
-    code = chat_with_folder(adapter, words)
+    code = chat_with_folder(adapter, words, home=context.home)
     if code != 0:
         raise RunFailed("the model did not answer", seen=f"exit code {code}", fix=f"try it by hand: {command}")
 

@@ -47,7 +47,9 @@ from gangline.provision.trees import (
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.manifest import digest_of
 from gangline.runs.record_versions import Record
+from gangline.runs.training_environment import runs_gangline, training_python
 from gangline.transport.fanout import in_parallel, once
+from gangline.transport.local import LocalTransport
 from gangline.transport.transport import Transport
 from gangline.units import format_bytes
 
@@ -570,10 +572,10 @@ SOURCE = How(exact=True, skip=("__pycache__",))
 def place_code(
     cluster: Cluster, transports: Mapping[str, Transport], *, packages: Collection[str] = (), console: Console = SILENT
 ) -> Cluster:
-    """Bring the source to every host over ssh that lacks it; the cluster with `code` set there.
+    """Bring the source to every host that lacks it; the cluster with `code` set there.
 
-    What a host has is hashed there; a folder that differs in one byte is replaced. Hosts that are this computer have
-    gangline installed, so they get the folder only with `packages`: plug-ins, which their Python need not have.
+    What a host has is hashed there; a folder that differs in one byte is replaced. The Python that runs us has gangline
+    installed, so it gets the folder only with `packages`: plug-ins, which it need not have.
     Raises PluginError for a package that cannot be brought.
     """
     key = tuple(sorted(packages))
@@ -594,8 +596,14 @@ def preview_code(cluster: Cluster, *, packages: Collection[str] = ()) -> Cluster
     return dataclasses.replace(cluster, hosts=tuple(_with_code(host, key) for host in cluster.hosts))
 
 
+def trainer_here(home: Path) -> Host:
+    """This computer with the Python that trains and our code, for a worker outside of a run; brings the code."""
+    host = Host(name="this computer", workdir=str(home), python=training_python(home))
+    return place_code(Cluster(name="here", hosts=(host,)), {host.name: LocalTransport(host)}).head
+
+
 def _with_code(host: Host, packages: tuple[str, ...]) -> Host:
-    if host.transport == "local" and not packages:
+    if runs_gangline(host) and not packages:
         return host
     digest = source_tree(packages).hash
     assert digest is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -18,6 +17,7 @@ from gangline.provision.checkpoint_sources import (
     rejected_error,
     survey_places,
 )
+from gangline.provision.code import trainer_here
 from gangline.provision.console import SILENT, Console
 from gangline.provision.trees import host_layout
 from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder
@@ -143,10 +143,11 @@ def is_model_folder(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
-def chat_with_folder(folder: Path, options: Sequence[str]) -> int:
+def chat_with_folder(folder: Path, options: Sequence[str], *, home: Path) -> int:
     """Talk in this terminal with the model of a folder; the exit code of the talk."""
-    here = Host(name="local", workdir=str(folder), python=sys.executable)
-    return interactive(here, here.argv("-m", "gangline.worker", "generate", str(folder), *options))
+    here = trainer_here(home)
+    words = here.argv("-m", "gangline.worker", "generate", str(folder.absolute()), *options)
+    return interactive(here, (*_with_code(here), *words))
 
 
 def chat_with_saved(saved: SavedPart, options: Sequence[str]) -> int:

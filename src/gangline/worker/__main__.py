@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from gangline.errors import GanglineError
-from gangline.worker.json_lines import error_document, write_line
+from gangline.worker.json_lines import error_document, lacking, write_line
 from gangline.worker.rank_files import early, hold
 
 # verb -> module and function taking argv; imported on use, for each costs seconds
@@ -38,11 +38,17 @@ def main(argv: list[str]) -> int:
         early(argv[1:])
     try:
         return int(getattr(importlib.import_module(module), function)(argv[1:]) or 0)
+    except ModuleNotFoundError as error:
+        return _tell(lacking(error), argv[0])
     except GanglineError as error:
-        if argv[0] != "generate":  # its stdout is for a person, not for a controller
-            write_line(**error_document(error))
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
+        return _tell(error, argv[0])
+
+
+def _tell(error: GanglineError, verb: str) -> int:
+    if verb != "generate":  # its stdout is for a person, not for a controller
+        write_line(**error_document(error))
+    sys.stderr.write(f"{error}\n")
+    return error.exit_code
 
 
 if __name__ == "__main__":

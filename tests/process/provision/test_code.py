@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.provision.code import place_code, preview_code, source_files, source_tree
+from gangline.provision.code import place_code, preview_code, source_files, source_tree, trainer_here
 from gangline.provision.trees import How, here, look
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.training_environment import FILE, TrainingEnvironment
 from tests.unit.provision.hosts import kennel
 
 
@@ -55,6 +56,16 @@ def test_this_computer_has_it_installed(tmp_path: Path) -> None:
     cluster = Cluster(name="home", hosts=(Host(name="here", workdir=str(tmp_path), python=sys.executable),))
     assert place_code(cluster, {}) == cluster
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("real_agent")
+def test_another_python_of_this_computer_is_brought_it(tmp_path: Path) -> None:
+    setup_there = TrainingEnvironment(python=str(tmp_path / "python"), lock="0" * 16)
+    (tmp_path / "python").symlink_to(sys.executable)
+    setup_there.save(tmp_path / FILE)
+    trainer = trainer_here(tmp_path)
+    assert trainer.python == setup_there.python
+    assert (Path(trainer.code) / "gangline" / "app.py").is_file()
 
 
 def test_a_dry_run_knows_where_it_will_be_and_writes_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Rules whose misconfiguration is not among the planted ones, each by one small change of a healthy machine."""
 
+import dataclasses
+import sys
+
 import pytest
 
 from gangline.checks.judge import judge
@@ -307,11 +310,18 @@ def test_the_users_own_command_needs_no_package_of_ours():
     assert judge(*case, own_worker=False) == ()
 
 
+def test_the_users_own_command_needs_torchrun():
+    case = inventory({"pc1": put(pc("pc1"), "packages.packages", torch=None)}), cluster(host("pc1"))
+    assert [one.id for one in judge(*case, own_worker=False)] == ["E-SW-16"]
+    assert [one.id for one in judge(*case)] == ["E-SW-01"]
+
+
 def test_our_own_code_is_brought_to_hosts_over_ssh_only():
     answer = put(pc("pc1"), "packages.packages", gangline=None)
-    local = host("pc1", transport="local", code=None, address="127.0.0.1")
+    local = host("pc1", transport="local", code=None, address="127.0.0.1", python=sys.executable)
     assert found({"pc1": answer}) == []
     assert found({"pc1": answer}, local) == [("E-SW-01", "fail", ("pc1",))]
+    assert found({"pc1": answer}, dataclasses.replace(local, python="/opt/other/bin/python")) == []
 
 
 def test_every_variable_of_the_cluster_file_has_the_last_word():

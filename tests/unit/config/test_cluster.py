@@ -10,6 +10,7 @@ import pytest
 from gangline.config.load import default_cluster, load_cluster
 from gangline.errors import SpecError
 from gangline.runs.cluster import Cluster, Environment, Host
+from gangline.runs.training_environment import FILE, TrainingEnvironment
 
 
 def load(folder, text, *overrides, name="cluster.yaml"):
@@ -20,6 +21,17 @@ def load(folder, text, *overrides, name="cluster.yaml"):
 def test_without_a_file_there_is_this_computer(tmp_path):
     cluster = load_cluster(None, home=tmp_path)
     assert cluster == Cluster(name="local", hosts=(Host(name="local", workdir=str(tmp_path), python=sys.executable),))
+
+
+def test_ranks_on_this_computer_use_what_gangline_setup_built(tmp_path):
+    python = tmp_path / "environments" / "python"
+    TrainingEnvironment(python=str(python), lock="0" * 16).save(tmp_path / FILE)
+    assert load_cluster(None, home=tmp_path).head.python == sys.executable, "it was removed since"
+    python.parent.mkdir()
+    python.touch()
+    assert load_cluster(None, home=tmp_path).head.python == str(python)
+    (tmp_path / FILE).write_text("{")
+    assert load_cluster(None, home=tmp_path).head.python == sys.executable
 
 
 def test_without_a_file_overrides_count(tmp_path):

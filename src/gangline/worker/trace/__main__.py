@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from gangline.errors import GanglineError, UsageError
-from gangline.worker.json_lines import error_document
+from gangline.worker.json_lines import error_document, lacking
 from gangline.worker.trace.order import TraceOrder
 
 Answer = tuple[dict[str, Any], int]
@@ -52,6 +52,8 @@ def _one(data: Any, *, count: bool) -> Answer:
         from gangline.worker.trace import line
 
         return line.count(order) if count else line.trace(order), 0
+    except ModuleNotFoundError as error:
+        return _failure(lacking(error))
     except GanglineError as error:
         return _failure(error)
 
