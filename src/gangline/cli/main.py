@@ -42,6 +42,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("gangline.cli.export", "write the model of a run for transformers and peft"),
     "demo": ("gangline.cli.demo", "train, stop, resume, tune, export and chat on this computer, in about two minutes"),
     "plugins": ("gangline.cli.plugins", "list installed plug-ins, and name the broken ones"),
+    "completion": ("gangline.cli.completion", "print the script that has bash, zsh or fish complete your words"),
     "schema": ("gangline.cli.schema", "print the JSON Schema of job.yaml or cluster.yaml, for editors"),
 }
 """Verb -> the module that has it as `command`, and one line for the list of verbs."""
@@ -96,6 +97,11 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if words[0] in {"--version", "-V"}:
         sys.stdout.write(f"gangline {gangline.__version__}\n")
+        return 0
+    if words[0] == "--complete":
+        from gangline.cli.complete import candidates
+
+        sys.stdout.write("".join(f"{line}\n" for line in candidates(words[1:])))
         return 0
     if words[0] not in VERBS:
         raise _unknown(words[0])
