@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gangline.errors import HostUnreachable, UsageError
 from gangline.launch.backend import Backend
@@ -96,7 +97,8 @@ class StartOptions:
     """The request of `train`, `plan` and `bench`."""
 
     home: Path
-    job: Path
+    job: Path | Mapping[str, Any]
+    """A file, or its keys."""
     overrides: tuple[str, ...] = ()
     cluster: Path | None = None
     """None: this computer alone."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gangline.cli.output import Terminal, is_live, raise_failure
+from gangline.cli.output import Terminal, is_live
 from gangline.context import default_home
 from gangline.demo.story import DemoContext, run_demo
-from gangline.report.follow import Update, View
+from gangline.report.follow import Update, View, raise_failure
 from gangline.report.live import speaks_braille, summary, terminal_width, watch_run
 
 

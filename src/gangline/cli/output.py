@@ -14,13 +14,12 @@ from typing import Any, ClassVar
 from gangline.cli.signals import exit_code_of
 from gangline.control.supervision import open_run
 from gangline.control.user_command import CommandRecord
-from gangline.errors import GanglineError, HostUnreachable, RecordError, RunFailed
-from gangline.report.follow import Update, View
+from gangline.errors import HostUnreachable, RecordError
+from gangline.report.follow import Update, View, raise_failure
 from gangline.report.live import speaks_braille, summary, terminal_width, watch_run
 from gangline.report.tail import Tail
 from gangline.report.text_table import clean, last_shown, table, wrapped
 from gangline.runs.layout import RunLayout
-from gangline.runs.registry import RunRecord
 
 
 def print_data(lines: Iterable[str]) -> None:
@@ -185,19 +184,3 @@ class OwnOutput:
                 sys.stderr.flush()
                 print_data(lines)
         self._skips = False
-
-
-def raise_failure(run: RunRecord) -> None:
-    """Raise what ended a run, if it ended badly."""
-    if run.phase == "failed" and run.state and run.state.error:
-        raise GanglineError.from_json(run.state.error)
-    if run.phase == "lost":
-        raise RunFailed(
-            f"{run.id} is lost",
-            seen="its supervisor died; its ranks may still run",
-            fix=f"start a new supervisor: gangline attach {run.id}; "
-            f"or save and end its ranks: gangline stop {run.id}, then: gangline resume {run.id}",
-        )
-    if run.phase in {"failed", "unknown"}:
-        what = "has failed" if run.phase == "failed" else "has no readable state"
-        raise RunFailed(f"{run.id} {what}", seen="its state.json names no error", fix=f"gangline logs {run.id}")

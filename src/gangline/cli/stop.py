@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from gangline.cli.options import RunId
-from gangline.cli.output import Terminal, print_data, raise_failure
+from gangline.cli.output import Terminal, print_data
 from gangline.context import default_home
 from gangline.control.end import rehearse_stop, stop
 from gangline.control.supervision import RunHandle, open_run
 from gangline.errors import HostUnreachable, UsageError
-from gangline.report.follow import NO_SUPERVISOR, Patience, read_board
+from gangline.report.follow import NO_SUPERVISOR, Patience, raise_failure, read_board
 from gangline.report.text_table import in_words
 from gangline.runs.registry import RunRecord
 

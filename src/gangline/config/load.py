@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,11 @@ def default_cluster(folder: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def load_job(path: Path, overrides: Sequence[str] = (), *, needs_data: bool = True) -> Job:
-    """The job that a file and `key=value` overrides mean. Reads no model and no data, but finds the files.
+def load_job(source: Path | Mapping[str, Any], overrides: Sequence[str] = (), *, needs_data: bool = True) -> Job:
+    """The job that a file (or its keys) and `key=value` overrides mean. Reads no model and no data, but finds the
+    files.
 
-    Relative paths in the file begin at its folder, those on the command line at the current folder. needs_data: whether
+    Relative paths in the file begin at its folder, others at the current folder. needs_data: whether
     files of data have to be there; else the paths of those that are not are kept as they would be. Raises SpecError
     with all mistakes at once.
     """
@@ -68,6 +69,9 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, needs_data: bool = Tr
 
 
 def _resolved_job(document: Document, path: Path, overrides: Sequence[str], *, needs_data: bool) -> Job:
+    path = source if isinstance(source, Path) else Path("job")
+    text = read_text(path, kind="job") if isinstance(source, Path) else json.dumps(source, default=str, indent=1)
+    document = read_document(text, str(path))
     apply_overrides(document, overrides, JobWords)
     drop_rivals(document, rivals=("epochs", "steps"))
     drop_rivals(document, rivals=("exact", "about"), within="batch")

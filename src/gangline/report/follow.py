@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from gangline.errors import HostKeyRefused, HostUnreachable
+from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed
 from gangline.report.tail import JsonTail
 from gangline.report.text_table import clean, table
 from gangline.runs.layout import RunLayout
@@ -179,6 +179,22 @@ def follow(
             return
         if not more:
             wait(POLL_S)
+
+
+def raise_failure(run: RunRecord) -> None:
+    """Raise what ended a run, if it ended badly."""
+    if run.phase == "failed" and run.state and run.state.error:
+        raise GanglineError.from_json(run.state.error)
+    if run.phase == "lost":
+        raise RunFailed(
+            f"{run.id} is lost",
+            seen="its supervisor died; its ranks may still run",
+            fix=f"start a new supervisor: gangline attach {run.id}; "
+            f"or save and end its ranks: gangline stop {run.id}, then: gangline resume {run.id}",
+        )
+    if run.phase in {"failed", "unknown"}:
+        what = "has failed" if run.phase == "failed" else "has no readable state"
+        raise RunFailed(f"{run.id} {what}", seen="its state.json names no error", fix=f"gangline logs {run.id}")
 
 
 class Patience:

@@ -129,6 +129,12 @@ def test_the_list_of_verbs_is_the_table(capsys: pytest.CaptureFixture[str]) -> N
     assert all(f"  {verb} " in help_text() for verb in VERBS)
 
 
+def test_importing_gangline_imports_nothing_else() -> None:
+    code = "import sys, gangline; print([m for m in sys.modules if m.startswith(('gangline.', 'pydantic', 'typer'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_an_unknown_verb_says_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     assert "did you mean gangline train?" in capsys.readouterr().err
