@@ -81,10 +81,15 @@ class Exporter:
     """Slow imports of `open`, done before the ranks start."""
 
     def __post_init__(self) -> None:
-        if not callable(self.open):
-            raise TypeError("open is no function of (options, run)")
-        if not (isinstance(self.options, type) and dataclasses.is_dataclass(self.options)):
-            raise TypeError("options is no dataclass")
+        require_row(self.open, self.options)
+
+
+def require_row(opens: object, options: object) -> None:
+    """Raise TypeError for what cannot be the `open` and the `options` of a row."""
+    if not callable(opens):
+        raise TypeError("open is no function of (options, run)")
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        raise TypeError("options is no dataclass")
 
 
 class Exporters:

@@ -33,6 +33,7 @@ GROUPS: Mapping[str, str] = {
     "gangline.checks": "family of checks",
     "gangline.formats": "data format",
     "gangline.exporters": "exporter",
+    "gangline.callbacks": "callback",
     "gangline.gpus": "set of GPU entries",
 }
 """The groups of entry points that gangline reads, and the noun for one row of each."""

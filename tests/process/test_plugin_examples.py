@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from gangline.callbacks import Action, Callbacks
 from gangline.catalog.gpu_specs import find_gpu, peak_flops, suggest_gpus
 from gangline.checks.judge import judge, prefixes
 from gangline.cli.main import main
@@ -55,6 +56,7 @@ def test_every_example_is_short_and_is_listed_as_usable(plugged, capsys):
     rows = json.loads(capsys.readouterr().out)["plugins"]
     assert {row["group"].removeprefix("gangline.") for row in rows} >= {
         "backends",
+        "callbacks",
         "checks",
         "exporters",
         "formats",
@@ -93,6 +95,20 @@ def test_a_format_gives_its_segments_and_its_prompt(plugged):
     assert turns.prompt("Why?") == "Q: Why?\nA:"
     with pytest.raises(RowError, match="repeats"):
         turns.segments({"question": "so", "answer": "so"})
+
+
+def test_a_callback_of_a_job_has_its_options_by_name_or_alone(plugged, folder):
+    for words in ("enough: 1.5", "enough: {loss: 1.5}"):
+        job = load(folder, JOB + f"callbacks: {{{words}}}\n")
+        assert job.callbacks == {"enough": {"loss": 1.5, "steps": 10}}
+        assert job.plugins["gangline-enough"] == "0.1"
+    with pytest.raises(SpecError, match=r"callbacks\.enough\.los"):
+        load(folder, JOB + "callbacks: {enough: {los: 1.5}}\n")
+    run = ExportedRun(run_id="r", attempt=1, folder=folder, job={})
+    callbacks = Callbacks({"enough": {"loss": 1.5, "steps": 2}}, run, on_failure=pytest.fail)
+    for step, loss in enumerate((2.0, 1.4, 1.6)):
+        callbacks.on_step(step, {"train/loss": loss})
+        assert (callbacks.take(Action.finish) == "enough") == (step == 2)
 
 
 def test_a_job_names_plug_ins_and_keeps_their_versions(plugged, folder):

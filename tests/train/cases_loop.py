@@ -5,22 +5,28 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from gangline.callbacks import CALLBACKS, Action, Callback, Callbacks
 from gangline.errors import CheckpointError, GanglineError
+from gangline.exporters import ExportedRun
 from gangline.runs.job import EarlyStoppingJob
 from gangline.worker.batch import collate
+from gangline.worker.loop import Loop
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import gradient_norm
 from gangline.worker.precision import agree_precision
 from gangline.worker.progress import TrainingProgress
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import RunIO
 from gangline.worker.strategy import agree_weights
-from tests.train.small import MemorySet, made, make_job, make_session, make_world, mixture_folder, run_loop
+from tests.train.small import Captured, MemorySet, made, make_job, make_session, make_world, mixture_folder, run_loop
 
 
 def poisoned(shares, *, bad_samples: int, precision: str = "fp32"):
@@ -236,3 +242,50 @@ def weights_agree():
     before = float(_flat(loss).double().sum())
     agree_weights(trainable(loss).values())
     return [before, float(_flat(loss).double().sum())]
+
+
+def with_callback(shares, *, finish_after: int):
+    """Train for 6 steps with a callback in rank 0 that asks for a save after the first, and for the end later."""
+    world = make_world(shares, rank=dist.get_rank())
+    session = make_session(make_job(steps=6, batch=4), world, num_samples=24, num_evaluation=0)
+    callbacks, captured = None, Captured([], [], [], [])
+    if world.is_head:
+        CALLBACKS.built_in = {"asker": Callback(open=lambda _options, _run: _Asker(finish_after))}
+        run = ExportedRun(run_id="calm-otter-7", attempt=1, folder=Path(), job={})
+        callbacks = Callbacks({"asker": {}}, run, on_failure=lambda *what: None)
+        plain = captured.step
+
+        def step(report, *, step, **figures):
+            plain(report, step=step, **figures)
+            callbacks.on_step(step, {"train/loss": figures["loss"]})
+
+        captured.step = step
+    saves = []
+    loop = Loop(
+        session,
+        RunIO(recorder=captured, saver=None, stop=StopFlag(), callbacks=callbacks),
+        TrainingProgress(),
+    )
+
+    def save(*, wait):
+        saves.append((loop.progress.step, wait))
+        loop._checkpoints._waits = False
+
+    loop._checkpoints.save = save
+    return {
+        "result": loop.run(),
+        "step": loop.progress.step,
+        "saves": saves,
+        "asked": [(each["step"], each["asks"]) for each in captured.events if each["event"] == "callback"],
+        "losses": [loss for _, loss, _ in captured.steps],
+    }
+
+
+class _Asker:
+    def __init__(self, finish_after):
+        self._finish_after = finish_after
+
+    def on_step(self, step, _values):
+        if step == 1:
+            return Action.save
+        return Action.finish if step == self._finish_after else None

@@ -104,3 +104,16 @@ def test_an_evaluation_that_is_no_better_is_no_reason_to_save(pool):
 def test_without_keep_best_evaluations_save_nothing(pool):
     found = pool(1).run(cases_loop.saves_of_the_best, keep_best=False, learning_rate=3e-3)[0]
     assert [step for step, _ in found["saves"]] == [14]
+
+
+def test_what_a_callback_of_rank_0_asks_for_is_done_by_all_ranks_and_changes_no_number(pool):
+    whole = pool(2).run(cases_loop.with_callback, shares=[3, 1], finish_after=99)
+    short = pool(2).run(cases_loop.with_callback, shares=[3, 1], finish_after=3)
+    assert [(rank["result"], rank["step"]) for rank in whole] == [("finished", 6)] * 2
+    assert [(rank["result"], rank["step"]) for rank in short] == [("finished", 4)] * 2
+    for rank in whole:
+        assert rank["saves"] == [[2, False], [6, True]]
+    for rank in short:
+        assert rank["saves"] == [[2, False], [4, True]]
+    assert short[0]["asked"] == [[1, "save"], [3, "finish"]]
+    assert short[0]["losses"] == whole[0]["losses"][:4]

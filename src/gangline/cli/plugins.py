@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gangline.callbacks import CALLBACKS
 from gangline.catalog.gpu_specs import GPU_TABLES
 from gangline.checks.judge import FAMILIES
 from gangline.cli.options import AsJson
@@ -17,7 +18,7 @@ from gangline.report.text_table import table
 from gangline.strategies.table import STRATEGIES
 
 TABLES: Mapping[str, Table[Any]] = {
-    each.group: each for each in (BACKENDS, STRATEGIES, FAMILIES, FORMATS, EXPORTERS, GPU_TABLES)
+    each.group: each for each in (BACKENDS, STRATEGIES, FAMILIES, FORMATS, EXPORTERS, CALLBACKS, GPU_TABLES)
 }
 """Every table that plug-ins add rows to, by its group of entry points."""
 

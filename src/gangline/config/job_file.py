@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+from gangline.callbacks import CALLBACKS
 from gangline.config.job_model import (
     DataWords,
     EvaluationSourceWords,
@@ -13,6 +15,7 @@ from gangline.config.job_model import (
     OptimizerWords,
     PartWords,
     SourceWords,
+    resolve_callbacks,
     resolve_report,
 )
 from gangline.config.method_rules import resolve_method
@@ -327,7 +330,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     data = _data(checked, folder=folder)
     optimizer = _optimizer(checked)
     failures = resolve_failures(checked)
-    report = resolve_report(checked)
+    report, callbacks = resolve_report(checked), resolve_callbacks(checked)
     strategy = resolve_strategy(checked, folder=folder)
     checked.document.mistakes.raise_if_any()
     early = words.early_stopping
@@ -354,16 +357,18 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         checkpoint=build(CheckpointJob, words.checkpoint.model_dump()),
         failures=failures,
         report=report,
+        callbacks=callbacks,
         max_skipped_steps=words.max_skipped_steps,
         open=_open(words),
-        plugins=_plugins(data, report, strategy.kind),
+        plugins=_plugins(data, report, callbacks, strategy.kind),
     )
 
 
-def _plugins(data: DataJob, report: ReportJob, kind: str) -> dict[str, str]:
+def _plugins(data: DataJob, report: ReportJob, callbacks: Iterable[str], kind: str) -> dict[str, str]:
     """The packages of all plug-ins that a job names, with their versions."""
     strategy = None if kind == AUTO else STRATEGIES.plugin(kind)
-    named = [*map(FORMATS.plugin, data.formats), *map(EXPORTERS.plugin, report.exporters), strategy]
+    loop = [*map(EXPORTERS.plugin, report.exporters), *map(CALLBACKS.plugin, callbacks)]
+    named = [*map(FORMATS.plugin, data.formats), *loop, strategy]
     return {plugin.package: plugin.version for plugin in named if plugin is not None}
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
+from gangline.callbacks import CALLBACKS
 from gangline.config.fields import (
     DURATION,
     Count,
@@ -34,6 +35,7 @@ from gangline.config.validate import Checked, expected_words, fragment_at, seen_
 from gangline.exporters import EXPORTERS, Exporter
 from gangline.formats import FORMATS
 from gangline.optimizers import OptimizerKind
+from gangline.plugins import GROUPS, Table
 from gangline.runs.job import ReportJob, ScheduleKind
 from gangline.strategies.base import AUTO as CHOOSE
 from gangline.strategies.table import ALONE, STRATEGIES
@@ -98,21 +100,40 @@ def resolve_report(checked: Checked[Any]) -> ReportJob:
             found[name] = {} if value is True else value.model_dump()
     for name, value in (words.model_extra or {}).items():
         if name not in EXPORTERS:
-            _report_unknown(checked, name)
+            _report_unknown(checked, ("report", name), EXPORTERS)
         elif value not in (None, False, "none"):
-            found[name] = _options(checked, name, value)
+            found[name] = _options(checked, ("report", name), value, EXPORTERS[name].options)
     return ReportJob(exporters=found)
 
 
-def _report_unknown(checked: Checked[Any], name: str) -> None:
-    near = nearest(name, EXPORTERS)
+class CallbackWords(Section):
+    """Code of plug-ins that sees every step and evaluation, and may save or finish the run: a name, and `true` or its
+    options.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+
+def resolve_callbacks(checked: Checked[Any]) -> dict[str, dict[str, Any]]:
+    """The callbacks of a job with their options. Mistakes are recorded; raises PluginError."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in (checked.words.callbacks.model_extra or {}).items():
+        if name not in CALLBACKS:
+            _report_unknown(checked, ("callbacks", name), CALLBACKS)
+        elif value not in (None, False, "none"):
+            found[name] = _options(checked, ("callbacks", name), value, CALLBACKS[name].options)
+    return found
+
+
+def _report_unknown(checked: Checked[Any], key: tuple[str, str], table: Table[Any]) -> None:
+    near, known = nearest(key[1], table), list(table)
     fix = f"did you mean {quote(near)}?" if near else "delete it, or install the package that brings it"
-    expected = f"one of {listed(list(EXPORTERS))}"
-    checked.report(("report", name), seen="there is no such exporter", expected=expected, fix=fix)
+    expected = f"one of {listed(known)}" if known else "the name of an installed plug-in; there is none"
+    checked.report(key, seen=f"there is no such {GROUPS[table.group]}", expected=expected, fix=fix)
 
 
-def _options(checked: Checked[Any], name: str, value: Any) -> dict[str, Any]:
-    options = EXPORTERS[name].options
+def _options(checked: Checked[Any], key: tuple[str, str], value: Any, options: type) -> dict[str, Any]:
+    name = key[1]
     kind, names = section_of(options), [each.name for each in dataclasses.fields(options)]
     given = {} if value is True else value if isinstance(value, dict) else {(names or ["value"])[0]: value}
     try:
@@ -130,7 +151,7 @@ def _options(checked: Checked[Any], name: str, value: Any) -> dict[str, Any]:
                 near = nearest(str(path[-1]), names)
                 seen, expected = "there is no such key", f"an option of {name}: {listed(names) or 'it has none'}"
                 fix = f"did you mean {quote(near)}?" if near else "delete it"
-            checked.report(("report", name, *path), seen=seen, expected=expected, fix=fix)
+            checked.report((*key, *path), seen=seen, expected=expected, fix=fix)
         return {}
 
 
@@ -512,6 +533,8 @@ class JobWords(Section):
     """What the run does when something fails: `stop`, a number of restarts, or the keys below."""
     report: ReportWords = ReportWords()
     """Where figures go."""
+    callbacks: CallbackWords = CallbackWords()
+    """Code of your own in the loop."""
     max_skipped_steps: Annotated[int, Field(ge=0, le=10**9)] = 3
     """Steps in a row whose loss or gradient is not a finite number and that are skipped, before the run stops."""
 

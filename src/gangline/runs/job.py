@@ -370,6 +370,8 @@ class Job(Record):
     checkpoint: CheckpointJob = CheckpointJob()
     failures: FailureJob = FailureJob()
     report: ReportJob = ReportJob()
+    callbacks: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Rows of `gangline.callbacks.CALLBACKS`, each with its options."""
     max_skipped_steps: int = 3
     """Steps in a row whose loss or gradient is not finite and that are skipped, before the run stops."""
     open: tuple[str, ...] = ()

@@ -36,6 +36,8 @@ class StepReport:
     bad: int = 0
     """The loss or the gradient is not finite."""
     stop: int = 0
+    finish: int = 0
+    """A callback wants the run to end as finished."""
     save: int = 0
     save_failed: int = 0
     slow_saves: int = 0

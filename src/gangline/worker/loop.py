@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from gangline.callbacks import Action
 from gangline.errors import BadState, RunFailed
 from gangline.runs.step_schedule import cadence, learning_rate
 from gangline.worker.agree import NO_TIMES, RankTimes, StepReport, agree
@@ -142,6 +143,7 @@ class TrainingRun:
         flags: see `StepReport`.
         """
         checkpoints, world = self.checkpoints, self.session.world
+        asks_save = self.out.asked(Action.save, step=self.progress.step)
         times = RankTimes(
             data_s=tally.data_s / num_steps,
             compute_s=compute_s / num_steps,
@@ -150,7 +152,8 @@ class TrainingRun:
         )
         return StepReport(
             stop=int(self.out.stop.raised),
-            save=int(world.is_head and checkpoints.minutes_are_up),
+            finish=int(self.out.asked(Action.finish, step=self.progress.step)),
+            save=int(asks_save or (world.is_head and checkpoints.minutes_are_up)),
             save_failed=int(checkpoints.failed),
             slow_saves=int(checkpoints.is_slow),
             saving=int(checkpoints.is_saving),
@@ -223,6 +226,8 @@ class Loop:
                 self._save(wait=True)
                 return self._end("stopped")
             self._evaluate_if_due(before)
+            if report.finish:
+                break
             if checkpoints.is_due(report, before=before):
                 self._save(wait=False)
         self._save(wait=True)

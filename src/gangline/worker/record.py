@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gangline.callbacks import Callbacks
 from gangline.errors import RunFailed
 from gangline.exporters import ExportedRun, Exporters
 from gangline.runs.job import Job
@@ -162,6 +163,7 @@ class Recorder:
         self._waits = ""
         run = ExportedRun(run_id=layout.run_id, attempt=world.gang.attempt, folder=layout.folder, job=job.to_json())
         self._exporters = Exporters(job.report.exporters, run, on_failure=self._exporter_failed)
+        self.callbacks = Callbacks(job.callbacks, run, on_failure=self._callback_failed)
 
     def event(self, event: str, **details: Any) -> None:
         """Note something that happened."""
@@ -205,6 +207,7 @@ class Recorder:
             for name in ("micro_batches", "data_s", "compute_s", "wait_s", "wait_others_s", "memory_bytes"):
                 named[f"rank{row['rank']}/{name}"] = row[name]
         self._exporters.step(step, named)
+        self.callbacks.on_step(step, named)
 
     def evaluation(self, evaluation: Evaluation, *, step: int) -> None:
         """Note one evaluation."""
@@ -220,6 +223,7 @@ class Recorder:
             )
         named = {"evaluation/loss": evaluation.loss, "evaluation/perplexity": evaluation.perplexity}
         self._exporters.evaluation(step, named)
+        self.callbacks.on_evaluation(step, named)
 
     def close(self) -> None:
         """Flush everything."""
@@ -229,6 +233,9 @@ class Recorder:
             self._events.flush()
         self._metrics.close()
         self._events.close()
+
+    def _callback_failed(self, name: str, error: str) -> None:
+        self.event("callback-failed", callback=name, error=error)
 
     def _exporter_failed(self, name: str, error: str) -> None:
         self.event("exporter-failed", exporter=name, error=error)

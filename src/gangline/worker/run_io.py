@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from gangline.callbacks import Action, Callbacks
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
 from gangline.runs.checkpoints import FIRST_MIN, minutes_between
@@ -49,6 +50,8 @@ class RunIO:
     stop: StopFlag
     phase: PhaseFile | None = None
     cut: AbortHandler | None = None
+    callbacks: Callbacks | None = None
+    """Where the recorder is."""
 
     def enter(self, phase: str, *, step: int) -> None:
         """Say where this rank is; see `PhaseFile`. step: 1-based.
@@ -66,6 +69,13 @@ class RunIO:
             self.cut.check()
         if self.phase is not None:
             self.phase.beat()
+
+    def asked(self, action: Action, *, step: int) -> bool:
+        """Whether a callback asks for this; once, and noted as an event. step: the last one that is done."""
+        name = None if self.callbacks is None else self.callbacks.take(action)
+        if name is not None:
+            self.event("callback", step=step, callback=name, asks=action.value)
+        return name is not None
 
     def event(self, event: str, **details: object) -> None:
         """Note something that happened, where this rank is the one that writes."""

@@ -107,7 +107,8 @@ def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: FailureExit
     train_set, evaluation_set = open_sets(layout)
     make_saver = partial(_make_saver, job, layout, world, beat=phase.beat)
     saver = make_saver() if world.is_first_of_host else None
-    outlets = RunIO(recorder=recorder, saver=saver, stop=stop, phase=phase, cut=ending.cut)
+    callbacks = recorder.callbacks if recorder is not None else None
+    outlets = RunIO(recorder=recorder, saver=saver, stop=stop, phase=phase, cut=ending.cut, callbacks=callbacks)
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set, beat=outlets.beat)
     progress = restore(session, layout.checkpoints)
     _tell_start(session, progress, recorder)
