@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gangline.api import Curve, Plan, Run, list_runs, plan, train, untrained_model
+    from gangline.api import Curve, PlanAnswer, Run, list_runs, plan, train, untrained_model
 
-__all__ = ["Curve", "Plan", "Run", "list_runs", "plan", "train", "untrained_model"]
+__all__ = ["Curve", "PlanAnswer", "Run", "list_runs", "plan", "train", "untrained_model"]
 
 
 def __getattr__(name: str) -> Any:

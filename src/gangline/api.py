@@ -57,7 +57,7 @@ class _Log:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlanAnswer:
     """The answer of `plan`; printed, it reads as on the screen."""
 
     fits: bool
@@ -88,7 +88,7 @@ def plan(
     link: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     home: PathLike | None = None,
-) -> Plan:
+) -> PlanAnswer:
     """Say whether a job fits, who does what, how long it takes, and why. Starts nothing.
 
     hosts: machines that need not exist, such as "pc1=rtx4090,pc2=2xrtx3090"; none is asked then. Without it, the
@@ -101,7 +101,7 @@ def plan(
     prediction = predict(start, WhatIf(hosts=hosts, link=link), console=_Log())
     choice = prediction.job_forecast.choice
     best = None if choice is None else choice.best
-    return Plan(
+    return PlanAnswer(
         fits=choice is None or best is not None,
         strategy=None if best is None else best.strategy.kind,
         step_s=None if best is None or best.time is None else best.time.total_s,

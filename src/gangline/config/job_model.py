@@ -107,9 +107,7 @@ def resolve_report(checked: Checked[Any]) -> ReportJob:
 
 
 class CallbackWords(Section):
-    """Code of plug-ins that sees every step and evaluation, and may save or finish the run: a name, and `true` or its
-    options.
-    """
+    """Code of plug-ins in the loop: it sees every step and evaluation, and may save or finish the run."""
 
     model_config = ConfigDict(extra="allow")
 
