@@ -23,10 +23,7 @@ from gangline.errors import GanglineError, UsageError
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("gangline.cli.init", "write cluster.yaml from host names or a hostfile; shows host keys first"),
     "convert": ("gangline.cli.convert", "turn a file of another trainer, or its list of hosts, into ours, key by key"),
-    "setup": (
-        "gangline.cli.setup",
-        "build the environment that trains on this computer",
-    ),
+    "setup": ("gangline.cli.setup", "build the environment that trains on this computer"),
     "check": ("gangline.cli.check", "look for faults on every host; each comes with evidence, meaning and fix"),
     "plan": ("gangline.cli.plan", "say whether a job fits, who does what, how long it takes, and why; starts nothing"),
     "train": ("gangline.cli.train", "check, plan, tokenise, start and follow; the run continues when you leave"),

@@ -63,15 +63,14 @@ def load_job(source: Path | Mapping[str, Any], overrides: Sequence[str] = (), *,
     files of data have to be there; else the paths of those that are not are kept as they would be. Raises SpecError
     with all mistakes at once.
     """
-    document = read_document(read_text(path, kind="job"), str(path))
+    path = source if isinstance(source, Path) else Path("job")
+    text = read_text(path, kind="job") if isinstance(source, Path) else json.dumps(source, default=str, indent=1)
+    document = read_document(text, str(path))
     _refuse_foreign(kind_of(document.values), path, ours="a job.yaml")
     return _resolved_job(document, path, overrides, needs_data=needs_data)
 
 
 def _resolved_job(document: Document, path: Path, overrides: Sequence[str], *, needs_data: bool) -> Job:
-    path = source if isinstance(source, Path) else Path("job")
-    text = read_text(path, kind="job") if isinstance(source, Path) else json.dumps(source, default=str, indent=1)
-    document = read_document(text, str(path))
     apply_overrides(document, overrides, JobWords)
     drop_rivals(document, rivals=("epochs", "steps"))
     drop_rivals(document, rivals=("exact", "about"), within="batch")
