@@ -144,6 +144,12 @@ def _what(before: Sequence[str], current: str) -> Candidates:
             yield from ((rule.id, rule.title) for rule in family)
 
 
+def _recipes(_before: Sequence[str], _current: str) -> Candidates:
+    from gangline.recipes import find_recipe, recipe_names
+
+    yield from ((name, find_recipe(name).title) for name in recipe_names())
+
+
 def _keys(_before: Sequence[str], current: str) -> Candidates:
     """Keys of job.yaml: as far as the last dot; after `=` the values that the schema lists."""
     schema = _data("schemas/job.schema.json", "gangline.config")
@@ -204,5 +210,6 @@ SOURCES: Mapping[str, Callable[[Sequence[str], str], Candidates]] = {
     "MODEL": _models,
     "WHAT": _what,
     "KEY=VALUE": _keys,
+    "RECIPE": _recipes,
 }
 """Metavar -> the words that may stand for it."""

@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "chat": ("gangline.cli.chat", "talk to the model of a run or of a folder"),
     "export": ("gangline.cli.export", "write the model of a run for transformers and peft"),
     "demo": ("gangline.cli.demo", "train, stop, resume, tune, export and chat on this computer, in about two minutes"),
+    "recipes": ("gangline.cli.recipes", "list job files for common models and machines, or copy one"),
     "plugins": ("gangline.cli.plugins", "list installed plug-ins, and name the broken ones"),
     "completion": ("gangline.cli.completion", "print the script that has bash, zsh or fish complete your words"),
     "schema": ("gangline.cli.schema", "print the JSON Schema of job.yaml or cluster.yaml, for editors"),
