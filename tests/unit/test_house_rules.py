@@ -45,7 +45,6 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers", "com
 HOMONYMS: dict[str, str] = {
     "plan": "every strategy's pure half, the document of a run that they fill, and the verb",
     "train": "every strategy's torch half, the entry of a rank that runs them, and the verb",
-    "recipes": "the folder of job files, and the verb that copies them",
     "export": "the verb, and the code beside the model that it starts on a host",
     "plugins": "the verb that lists plug-ins, and the tables that they add rows to",
     "reference": "the writers of docs/job.md and docs/cluster.md, of docs/strategies.md, and of docs/errors.md",
