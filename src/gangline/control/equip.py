@@ -28,8 +28,8 @@ from gangline.provision.environment import compare_environments, place_environme
 from gangline.provision.requirements import load_lock
 from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.runs.job import Job
-from gangline.runs.training_environment import FILE, TrainingEnvironment
 from gangline.runs.layout import RunLayout
+from gangline.runs.training_environment import FILE, TrainingEnvironment
 from gangline.transport.fanout import in_parallel
 from gangline.transport.local import LocalTransport
 from gangline.transport.transport import Transport

@@ -129,7 +129,6 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
         "method.bits",
         "activation_offloading",
         "callbacks",  # of plug-ins alone: tests/process/test_plugin_examples.py
-        "open",
         "plugins",
         "schema_version",
         *strategy,
