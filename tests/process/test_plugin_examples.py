@@ -178,7 +178,7 @@ def test_what_is_off_in_a_job_is_said_as_for_built_in_rows(plugged, folder, over
 
 
 def test_a_job_whose_plug_in_is_not_installed_is_a_mistake_like_any_other(folder):
-    with pytest.raises(SpecError, match="one of text, instruction, completion, chat"):
+    with pytest.raises(SpecError, match="one of text, instruction, alpaca, completion, chat"):
         load(folder, JOB)
 
 
