@@ -6,6 +6,7 @@ axolotl/prompt_strategies/ (what a row looks like and what of it is learned).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -303,8 +304,19 @@ def _epochs(value: Any, foreign: Foreign) -> Outcome:
     return same({"epochs": number}) if number else refused(f"a value that is no number: {value!r}")
 
 
-def _special(name: str) -> Rule:
-    return lambda value, _foreign: same({f"tokens.special.{name}": value})
+_OWN_TOKENS = re.compile(
+    r"(NousResearch|meta-llama)/Llama-2-|codellama/|openlm-research/open_llama|mistralai/Mistral-7B-v0"
+)
+"""Models whose own special tokens are <s>, </s> and <unk>."""
+
+
+def _special(name: str, own: str) -> Rule:
+    def rule(value: Any, foreign: Foreign) -> Outcome:
+        if value == own and _OWN_TOKENS.match(str(foreign.get("base_model", ""))):
+            return dropped("the model's own, as here")
+        return same({f"tokens.special.{name}": value})
+
+    return rule
 
 
 def _warmup(rule: Rule) -> Rule:
@@ -434,9 +446,9 @@ MODEL: Mapping[str, Rule] = {
     "rope_scaling": off_or(f"{lacks.MODEL_CHANGE} (rope_scaling)"),
     "special_tokens": only({}, otherwise=lacks.TOKENS),
     "special_tokens.pad_token": drop("padding is never learned nor attended to"),
-    "special_tokens.eos_token": _special("eos_token"),
-    "special_tokens.bos_token": _special("bos_token"),
-    "special_tokens.unk_token": _special("unk_token"),
+    "special_tokens.eos_token": _special("eos_token", "</s>"),
+    "special_tokens.bos_token": _special("bos_token", "<s>"),
+    "special_tokens.unk_token": _special("unk_token", "<unk>"),
     "special_tokens.additional_special_tokens": to("tokens.add"),
     "tokens": where_on(to("tokens.add")),
     "tokens.*": drop("a mapping, which Axolotl reads no more (special_tokens is)"),

@@ -53,10 +53,20 @@ from gangline.convert.strategy_files import ACCELERATE, DEEPSPEED
 # Chat templates: the words around a message, as LLaMA-Factory joins them. `{}` is the message.
 
 
-def _chat(user: str, header: str, end: str, *, system: str, default: str = "", begin: str = "") -> dict[str, str]:
-    return {"user": user, "header": header, "end": end, "system": system, "default": default, "begin": begin}
+def _chat(user: str, header: str, end: str, *, system: str, **more: str) -> dict[str, str]:
+    return {
+        "user": user,
+        "header": header,
+        "end": end,
+        "system": system,
+        "default": "",
+        "begin": "",
+        "thought": "",
+        **more,
+    }
 
 
+_THOUGHT = "<think>\n\n</think>\n\n"
 _WIDE = "\N{FULLWIDTH VERTICAL LINE}"
 _IM = {
     "user": "<|im_start|>user\n{}<|im_end|>\n",
@@ -75,12 +85,15 @@ TEMPLATES: Mapping[str, dict[str, str]] = {
     "qwen": _chat(**_IM, default="You are Qwen, created by Alibaba Cloud. You are a helpful assistant."),
     "qwen3_nothink": _chat(**_IM),
     "qwen3_5_nothink": _chat(**_IM),
+    "qwen3": _chat(**_IM, thought=_THOUGHT),
+    "qwen3_5": _chat(**_IM, thought=_THOUGHT),
     "llama3": _chat(**_LLAMA_3, begin="BOS"),
     "deepseek": _chat("User: {}\n\n", "Assistant:", "EOS", system="{}\n\n", begin="BOS"),
     "deepseek3": _chat(f"<{_WIDE}User{_WIDE}>{{}}", f"<{_WIDE}Assistant{_WIDE}>", "EOS", system="{}", begin="BOS"),
 }
-"""Those whose rows without tools can be written down in a few words; thinking ones learn an empty thought, too."""
-_THINKING = frozenset({"qwen3", "qwen3_5", "qwen3_6", "deepseekr1", "glm4_moe"})
+"""Those whose rows without tools can be written down in a few words. `thought` begins an answer that has none, and is
+learned with it."""
+_THINKING = frozenset(name for name, words in TEMPLATES.items() if words["thought"])
 
 
 def template_text(name: str) -> str | None:
@@ -96,11 +109,20 @@ def template_text(name: str) -> str | None:
         "{% for message in messages %}",
         "{% if message['role'] == 'system' %}" + system,
         "{% elif message['role'] == 'user' %}" + _printed(words["user"]),
-        "{% else %}" + _quoted(words["header"]) + "{{ message['content'] }}" + _quoted(words["end"]),
+        "{% else %}" + _quoted(words["header"]) + _thought(words["thought"]),
+        "{{ message['content'] }}" + _quoted(words["end"]),
         "{% endif %}{% endfor %}",
         "{% if add_generation_prompt %}" + _quoted(words["header"]) + "{% endif %}",
     ]
     return "".join(lines)
+
+
+def _thought(words: str) -> str:
+    """An empty thought before an answer that thinks of nothing."""
+    if not words:
+        return ""
+    absent = "'<think>' not in message['content'] and '</think>' not in message['content']"
+    return "{% if " + absent + " %}" + _quoted(words) + "{% endif %}"
 
 
 def _printed(words: str, literal: str | None = None) -> str:
@@ -131,12 +153,7 @@ def _template(value: Any, foreign: Foreign) -> Outcome:
     if is_off(value):
         return dropped("the model's own, as here")
     if foreign.template is not None:
-        return equivalent(
-            {"data.chat_template": foreign.template},
-            "the same text; LLaMA-Factory learns a line break after a turn, too",
-        )
-    if value in _THINKING:
-        return refused(f"{lacks.MASK}: an empty thought that is learned ({value})", settled_by=("data.chat_template",))
+        return same({"data.chat_template": foreign.template}, "written out, for rows without tools")
     return refused(f"{lacks.TEMPLATE} ({value})", settled_by=("data.chat_template",))
 
 
@@ -456,9 +473,9 @@ KEYS: Mapping[str, Rule] = {
     "tool_format": off_or(f"{lacks.TEMPLATE} (with tools)"),
     "default_system": off_or(f"{lacks.TEMPLATE} (another default for the system message)"),
     "enable_thinking": lambda _value, f: (
-        dropped("of thinking templates only")
-        if f.get("template") not in _THINKING
-        else refused(f"{lacks.MASK} (thinking)")
+        dropped("a thought that is empty is learned, as the template has it")
+        if f.get("template") not in _THINKING or f.get("enable_thinking") is not False
+        else refused(f"{lacks.MASK} (no thinking)")
     ),
     "preserve_thinking": off_or(f"{lacks.MASK} (thinking)"),
     "resize_vocab": drop("tokens that are added get their rows"),

@@ -193,7 +193,9 @@ def test_templates_of_llama_factory_render_a_talk(name):
     whole = template.render(messages=talk, **words)
     begun = template.render(messages=talk[:1], add_generation_prompt=True, **words)
     assert whole.startswith(begun)
-    assert whole.removeprefix(begun).startswith("4")
+    assert whole.removeprefix(begun).startswith(f"{TEMPLATES[name]['thought']}4")
+    thinking = template.render(messages=[*talk[:1], {"role": "assistant", "content": "<think>2 2s</think>4"}], **words)
+    assert thinking.count("<think>") == 1
     assert (
         template.render(messages=[{"role": "system", "content": "Be brief."}, *talk], **words).count("Be brief.") == 1
     )
