@@ -12,10 +12,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from gangline.errors import GanglineError
-from gangline.runs.job import Job, MethodJob, ModelJob, OptimizerJob, ScheduleJob
+from gangline.runs.job import Job, MethodJob, ModelJob, OptimizerJob, ScheduleJob, TokensJob
 from gangline.worker.adapters import round_saved
 from gangline.worker.export import export
-from gangline.worker.model import load_model, trainable
+from gangline.worker.model import base_of, load_model, saved_weights
 from tests.train import tiny
 from tests.train.cases_export import logits, relative, stranger
 from tests.train.small import MemorySet, make_job, make_session, make_world, model_folder, norms_in_own_dtype, run_loop
@@ -51,10 +51,19 @@ def job_of(
     )
 
 
-def by_peft(job: Job, config: LoraConfig) -> list[float]:
-    """Losses of a plain loop over the same samples."""
+def by_peft(job: Job, config: LoraConfig, *, num_tokens: int = 0) -> list[float]:
+    """Losses of a plain loop over the same samples. num_tokens: those that have to have a row, the mean of the others."""
     norms_in_own_dtype()
-    model = AutoModelForCausalLM.from_pretrained(job.model.path, dtype=torch.float64)
+    dtype = torch.float32 if job.method.splits else torch.float64  # peft splits no weight in fp64
+    model = AutoModelForCausalLM.from_pretrained(job.model.path, dtype=dtype)
+    table = model.get_input_embeddings().weight
+    if num_tokens > len(table):
+        means = [part.weight.detach().mean(0) for part in (model.get_input_embeddings(), model.get_output_embeddings())]
+        rows = len(table)
+        model.resize_token_embeddings(num_tokens, mean_resizing=False)
+        parts = (model.get_input_embeddings(), model.get_output_embeddings())
+        for part, mean in zip(parts, means, strict=True):
+            part.weight.data[rows:] = mean
     torch.manual_seed(SEED)
     model = get_peft_model(model, config, autocast_adapter_dtype=False).double().train()
     trained = [each for each in model.parameters() if each.requires_grad]
@@ -117,7 +126,7 @@ def exported(folder: str, options: dict, merged: bool = False, dtype: str = "flo
     done = export(run, part, Path(folder) / "out", merged=merged)
     trained = load_model(job, compute=getattr(torch, dtype))
     with torch.no_grad():
-        for name, parameter in trainable(trained).items():
+        for name, parameter in saved_weights(trained).items():
             parameter.copy_(tensors[name])
     round_saved(trained, getattr(torch, dtype))
     seen, expected = logits(stranger(base, Path(done.folder))), logits(trained)
@@ -126,4 +135,29 @@ def exported(folder: str, options: dict, merged: bool = False, dtype: str = "flo
         "from_base": relative(seen, logits(AutoModelForCausalLM.from_pretrained(base))),
         "tolerance": done.tolerance,
         "files": done.files,
+    }
+
+
+def token_job(folder: str, options: dict, add: tuple = (), *, tied: bool = False, **changes) -> Job:
+    """A job over a model of 300 rows, whose tokenizer has 258 tokens; collective."""
+    base = Path(folder) / f"tokens-{tied}"
+    if dist.get_rank() == 0 and not base.is_dir():
+        tiny.write_model(base, tie_word_embeddings=tied)
+        tiny.write_tokenizer(base)
+    dist.barrier()
+    job = job_of(options, folder=folder, tied=tied, **changes)
+    return replace(job, model=ModelJob(path=str(base)), tokens=TokensJob(add=tuple(add)))
+
+
+def rows_by_peft(folder: str, options: dict, num_added: int, config: dict, tied: bool):
+    """As `by_peft_too`, of a model with some tokens more; and the rows of the tables with these."""
+    add = [f"<{number}>" for number in range(num_added)]
+    job = token_job(folder, options, add, tied=tied, batch=4)
+    session = make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0)
+    _, alone = run_loop(session)
+    words = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **config}
+    return {
+        "alone": [loss for _, loss, _ in alone.steps],
+        "peft": by_peft(job, LoraConfig(**words), num_tokens=258 + num_added),
+        "rows": base_of(session.model).get_input_embeddings().weight.shape[0],
     }

@@ -54,12 +54,63 @@ def test_twenty_steps_over_uneven_ranks_are_those_of_one_process(pool, folder):
     assert worst(found["split"], found["alone"]) <= FP64
 
 
+SPLIT = {
+    "pissa": ({"init": "pissa"}, {"init_lora_weights": "pissa"}),
+    "olora": ({"init": "olora", "rslora": True}, {"init_lora_weights": "olora", "use_rslora": True}),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_adapters_that_begin_in_the_weights_are_those_of_peft_but_for_its_rounding_of_the_rest(pool, folder, name):
+    """peft writes the rest into the weight, in fp32; here the weight stays, and what began is subtracted."""
+    options, config = SPLIT[name]
+    found = pool(1).run(cases_adapters.by_peft_too, folder=folder, options=options, config=config)[0]
+    assert worst(found["alone"], found["peft"]) <= FP32
+
+
+ADDED = list(range(258, 310))
+ROWS = {
+    "added": ({"train_tokens": ["added"]}, 52, {"trainable_token_indices": {"embed_tokens": ADDED, "lm_head": ADDED}}),
+    "added to a tied table": ({"train_tokens": ["added"]}, 52, {"trainable_token_indices": ADDED}),
+    "some": ({"train_tokens": [5, "<s>"]}, 0, {"trainable_token_indices": [0, 5]}),
+    "all": (
+        {"modules_to_save": ["embed_tokens", "lm_head"]}, 52, {"modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_tokens_are_trained_as_by_peft_in_a_model_that_was_resized_by_the_mean(pool, folder, name):
+    options, num_added, config = ROWS[name]
+    words = {"folder": folder, "options": options, "config": config, "tied": "tied" in name}
+    found = pool(1).run(cases_adapters.rows_by_peft, num_added=num_added, **words)[0]
+    assert worst(found["alone"], found["peft"]) <= FP64
+    assert found["rows"] == (310 if num_added else 300)
+
+
 GANGS = {
     "fsdp": {"shares": [7, 3]},
     "pipeline": {"shares": [1, 1]},
     "zero-1": {"shares": [7, 3]},
     "zero-2": {"shares": [7, 3]},
 }
+
+
+@pytest.mark.parametrize(
+    ("gang", "options", "tied"),
+    [
+        ({"shares": [7, 3], "strategy": "fsdp"}, {"init": "pissa"}, False),
+        ({"shares": [1, 1], "strategy": "pipeline"}, {"init": "pissa"}, False),
+        ({"shares": [10], "strategy": "tp"}, {"init": "olora"}, False),
+        ({"shares": [7, 3], "strategy": "ddp"}, {"init": "pissa_niter_2", "train_tokens": [5, 7]}, True),
+        ({"shares": [7, 3], "strategy": "fsdp"}, {"train_tokens": [5, 7]}, True),
+    ],
+    ids=lambda value: value.get("strategy", "") if isinstance(value, dict) else "",
+)
+def test_what_begins_in_weights_or_tables_is_the_same_on_every_split(pool, folder, gang, options, tied):
+    words = {"folder": folder, "options": options, "tied": tied}
+    found = pool(2).run(cases_adapters.divided, gang=gang, **words)[0]
+    assert worst(found["split"], found["alone"]) <= FP64
 
 
 @pytest.mark.parametrize("kind", GANGS)
@@ -76,6 +127,7 @@ def test_lengths_of_rows_and_whole_modules_are_trained_under_every_strategy_that
 EXPORTED = {
     "lengths": {"dora": True, "rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.0.*": 3.0}},
     "modules": {"targets": [r"regex:.*_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+    "a part of the weight": {"init": "pissa", "rslora": True, "rank_pattern": {"q_proj": 2}, "train_tokens": [5, 7]},
 }
 
 

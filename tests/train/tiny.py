@@ -20,7 +20,7 @@ from gangline.runs.job import CheckpointJob, DataJob, Job, MethodJob, ModelJob, 
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.checkpoint import LocalShard, Saver
-from gangline.worker.model import load_model, trainable
+from gangline.worker.model import load_model, saved_weights
 from tests.saved import place_commit
 
 VOCABULARY = 300
@@ -88,7 +88,7 @@ def write_run(
     generator = torch.Generator().manual_seed(7)
     tensors = {
         name: value.detach() + 0.1 * torch.randn(value.shape, generator=generator)
-        for name, value in trainable(load_model(job)).items()
+        for name, value in saved_weights(load_model(job)).items()
     }
     saved = {f"model.{name}": value for name, value in tensors.items()}
     saved["optimizer.first.exp_avg"] = torch.ones(3)

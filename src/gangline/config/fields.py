@@ -16,6 +16,7 @@ from gangline.units import DURATION as A_DURATION
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MODULE = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 TARGET = r"^(regex:.+|[A-Za-z0-9_][A-Za-z0-9_.-]*)$"
+INIT = r"^(default|gaussian|orthogonal|pissa(_niter_[0-9]{1,3})?|olora)$"
 LAYERS = r"^[0-9]{1,4}-[0-9]{1,4}$"
 ADDRESS = r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$"
 DESTINATION = (
@@ -42,6 +43,7 @@ PATTERNS = {
     NAME: "a name (at most 63 letters, digits, `.`, `_` and `-`, the first a letter or a digit)",
     MODULE: "a module name, such as q_proj",
     TARGET: "a module name, such as q_proj, or `regex:` and a regular expression",
+    INIT: "default, gaussian, orthogonal, pissa, pissa_niter_N or olora",
     LAYERS: "a range of layers, such as 0-7",
     ADDRESS: "an IP address or a computer's name",
     DESTINATION: "a destination for `ssh`: a name of your ssh_config, or user@address",

@@ -18,7 +18,7 @@ from gangline.config.job_model import (
     resolve_callbacks,
     resolve_report,
 )
-from gangline.config.method_rules import resolve_method
+from gangline.config.method_rules import resolve_method, resolve_tokens
 from gangline.config.mistakes import (
     KeyPath,
     absolute,
@@ -320,6 +320,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     _check_batch(checked)
     _check_lengths(checked)
     method = resolve_method(checked)
+    tokens = resolve_tokens(checked)
     check_strategy(checked)
     check_precision(checked)
     _check_exchange(checked)
@@ -341,6 +342,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         batch=words.batch.exact or words.batch.about or 1,
         micro_batch=words.micro_batch or 1,
         method=method,
+        tokens=tokens,
         epochs=None if words.steps else words.epochs or 1.0,
         steps=words.steps,
         seed=words.seed,

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 from gangline.callbacks import CALLBACKS
 from gangline.config.fields import (
     DURATION,
+    INIT,
     Count,
     LayerRange,
     ModuleName,
@@ -207,12 +208,45 @@ class MethodWords(Section):
     qlora)."""
     dora: bool = False
     """Train the length of each row of a weight by itself, beside the adapter that turns it (lora)."""
-    init: Literal["default", "gaussian", "orthogonal"] = "default"
-    """How adapters begin (lora, qlora): `default`: A at random, B zero; `gaussian`: A from a normal distribution, B
-    zero; `orthogonal`: A and B in orthogonal spaces, for an even rank."""
+    init: Annotated[str, Field(pattern=INIT)] = "default"
+    """How adapters begin: `default`, `gaussian`, `orthogonal` (lora, qlora), or as a part of the weight: `pissa`, for
+    instance `pissa_niter_16` to find it faster, and `olora` (lora)."""
     modules_to_save: Annotated[list[ModuleName], OneOrMore()] = Field(default=[], examples=[["lm_head"]])
     """Names of modules that are trained whole beside the adapters, such as embed_tokens and lm_head (lora, qlora);
     where the head is the embedding table, one stands for both."""
+    train_tokens: Annotated[list[Annotated[int, Field(ge=0)] | Text], OneOrMore()] = Field(
+        default=[], examples=["added"]
+    )
+    """Tokens whose rows of the embedding table (and of a head that is the same) are trained beside the adapters (lora,
+    qlora): numbers or texts; `added`: those of `tokens`, in a head of its own, too."""
+    target_parameters: Annotated[list[ModuleName], OneOrMore()] = Field(
+        default=[], examples=[["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]]
+    )
+    """Ends of names of weights that get an adapter though they are no linear's, such as tensors of experts (lora).
+    Where `targets` is left out, nothing else gets one."""
+
+
+class SpecialTokenWords(Section):
+    """Texts for the roles that tokens have in a tokenizer."""
+
+    bos_token: Text | None = None
+    """Begins a text."""
+    eos_token: Text | None = None
+    """Ends a text, and an answer."""
+    unk_token: Text | None = None
+    """Stands for what the tokenizer does not know."""
+    pad_token: Text | None = None
+    """Fills up short rows; gangline needs none."""
+
+
+class TokensWords(Section):
+    """Tokens beside those of the model. `tokens: [<tool>]` is short for `tokens: {add: [<tool>]}`."""
+
+    add: Annotated[list[Text], OneOrMore()] = Field(default=[], examples=[["<tool>", "</tool>"]])
+    """Texts that become tokens of their own. Where the embedding table and the head have no row left for one they get
+    one more: the mean of their rows, the same on every rank."""
+    special: SpecialTokenWords = SpecialTokenWords()
+    """Other tokens for the roles of the tokenizer; a text that is no token yet is added."""
 
 
 class PartWords(Section):
@@ -487,6 +521,8 @@ class JobWords(Section):
     """The model: a folder, a hub name, or the keys below."""
     method: Annotated[MethodWords, Shorthand("kind")] = MethodWords()
     """The weights that train: `full` (all), `lora` or `qlora` (adapters), or the keys below."""
+    tokens: Annotated[TokensWords, Shorthand("add")] = TokensWords()
+    """Tokens beside those of the model: texts, or the keys below."""
     data: Annotated[DataWords, Field(examples=[{"train": "train.jsonl"}])]
     """What the model reads."""
     batch: Annotated[BatchWords, Shorthand("exact"), Field(examples=[32])]

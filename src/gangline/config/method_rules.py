@@ -9,12 +9,14 @@ from gangline.config.job_model import JobWords
 from gangline.config.mistakes import KeyPath, quote
 from gangline.config.validate import Checked
 from gangline.runs.decode import build
-from gangline.runs.job import REGEX, MethodJob
+from gangline.runs.job import REGEX, MethodJob, TokensJob
 
 ALL_LINEAR = "all-linear"
+ADDED = "added"
+"""In `train_tokens`: those of `tokens`."""
 ADAPTER_KEYS = (
     *("rank", "alpha", "dropout", "targets", "exclude", "layers", "rank_pattern", "alpha_pattern"),
-    *("rslora", "dora", "init", "modules_to_save"),
+    *("rslora", "dora", "init", "modules_to_save", "train_tokens", "target_parameters"),
 )
 """Keys of the section that say how adapters are."""
 
@@ -36,7 +38,40 @@ def resolve_method(checked: Checked[JobWords]) -> MethodJob:
             reads=(("method", "rank"), ("method", "rank_pattern")),
         )
     layers = tuple(sorted(set(_numbers(checked, words.layers))))
-    return build(MethodJob, words.model_dump() | {"layers": layers})
+    targets = words.targets
+    if words.target_parameters and "targets" not in words.model_fields_set:
+        targets = []
+    return build(MethodJob, words.model_dump() | {"layers": layers, "targets": targets})
+
+
+def resolve_tokens(checked: Checked[JobWords]) -> TokensJob:
+    """Tokens beside those of the model; what is off is recorded in `checked`."""
+    words, method = checked.words.tokens, checked.words.method
+    if ADDED in method.train_tokens and len(method.train_tokens) > 1:
+        checked.report(
+            ("method", "train_tokens"),
+            seen="added beside other tokens",
+            expected="added alone, or tokens",
+            fix="write `train_tokens: added`, or name all tokens",
+        )
+    if ADDED in method.train_tokens and words == type(words)():
+        checked.report(
+            ("method", "train_tokens"),
+            seen="added, but the job adds no tokens",
+            expected="tokens.add beside it",
+            fix="write, for example, `tokens: [<tool>]`, or name tokens that the model has",
+            reads=(("tokens",),),
+        )
+    if words.add and method.kind != "full" and not (ADDED in method.train_tokens or method.modules_to_save):
+        checked.report(
+            ("tokens", "add"),
+            seen=f"tokens whose rows nobody trains (method: {method.kind})",
+            expected="train_tokens: added, or the tables in modules_to_save",
+            fix="add `train_tokens: added` below method: the rows of these tokens alone, in a few megabytes",
+            reads=(("method", "kind"), ("method", "train_tokens"), ("method", "modules_to_save")),
+        )
+    special = {role: text for role, text in words.special.model_dump().items() if text is not None}
+    return TokensJob(add=tuple(words.add), special=special)
 
 
 def _check_kind(checked: Checked[JobWords]) -> None:
@@ -83,7 +118,7 @@ def _check_targets(checked: Checked[JobWords]) -> None:
             expected="one `regex:...` alone, or names",
             fix="write one expression, which may have alternatives: (a|b)",
         )
-    if method.layers and method.targets[0].startswith(REGEX):
+    if method.layers and method.targets and method.targets[0].startswith(REGEX):
         checked.report(
             ("method", "layers"),
             seen="layers beside an expression for whole names",

@@ -343,7 +343,8 @@ def _forecast(job: Job, world: PlannedCluster, context: Context, *, stack: Softw
     if config is None:
         return JobForecast(unknown=f"memory and time are unknown: {shape_unknown(job.model.path)}")
     try:
-        architecture = place_adapters(_architecture(config, context), job.method)
+        num_added = len({*job.tokens.add, *job.tokens.special.values()})
+        architecture = place_adapters(_architecture(config, context), job.method, num_added=num_added)
     except ModelError as error:
         return _unknown(error)
     _require_layers(job, architecture.num_layers, num_ranks=len(world.placements))
@@ -436,6 +437,7 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
         targets=job.method.targets,
         dropout=job.method.dropout,
         dora=job.method.dora,
+        splits=job.method.splits,
         extras=extras_of(job),
         checkpointing=job.activation_checkpointing,
         offloading=job.activation_offloading,

@@ -258,7 +258,19 @@ class Block:
         base = self._quantised(value, linear) if self.training.method == "qlora" else self._product(value, linear)
         if self.training.method == "full" or linear not in adapted(self.layer, self.training.targets):
             return base
+        if self.training.splits:
+            base = self._began(value, base, linear)
         return self._adapter(value, base, linear)
+
+    def _began(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
+        """What the adapter began with, subtracted: frozen factors, whose products keep nothing."""
+        rank = linear.rank or self.training.rank
+        if self.autocast:
+            self.tape.copy_weights(rank * (linear.inputs + linear.outputs) * self.compute)
+        value = self.tape.cast(self.tape.cast(value, self.stored), self.compute if self.autocast else self.stored)
+        narrow = self.tape.apply(value, numbers=value.numbers // linear.inputs * rank)
+        wide = self.tape.apply(narrow, numbers=base.numbers)
+        return self.tape.add(base, self.tape.apply(wide))
 
     def _product(self, value: TensorSize, linear: Linear) -> TensorSize:
         numbers = value.numbers // linear.inputs * linear.outputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
@@ -156,6 +157,8 @@ class Architecture:
     """Whether a copy of the embedding table (and of a head that is the same) is trained whole, beside adapters."""
     saved_head: bool = False
     """The same of a head of its own."""
+    trained_rows: int = 0
+    """Rows of the tables that are trained by themselves, beside adapters."""
     source: Literal["config", "counted"] = "config"
     """Read from config.json by closed form, or counted on the model itself."""
 
@@ -178,7 +181,8 @@ class Architecture:
     def saved_weights(self) -> int:
         """Numbers in copies of the tables that are trained beside adapters."""
         table = self.hidden * self.vocabulary
-        return (table if self.saved_embedding else 0) + (self.head_weights if self.saved_head else 0)
+        copies = (table if self.saved_embedding else 0) + (self.head_weights if self.saved_head else 0)
+        return copies + self.trained_rows * self.hidden
 
     @property
     def trains_head(self) -> bool:
@@ -245,7 +249,7 @@ def lora_parameters(architecture: Architecture, rank: int, targets: tuple[str, .
     is the same tensor.
     """
     matched = sum(layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in architecture.layers)
-    if not matched or _halves(architecture, targets):
+    if not (matched or architecture.saved_weights) or _halves(architecture, targets):
         raise ModelError(
             f"method.targets: {', '.join(targets)} "
             + ("names one half of a tensor that holds two matrices" if matched else "matches nothing in this model"),
@@ -255,12 +259,14 @@ def lora_parameters(architecture: Architecture, rank: int, targets: tuple[str, .
     return matched + architecture.saved_weights
 
 
-def place_adapters(architecture: Architecture, method: MethodJob) -> Architecture:
+def place_adapters(architecture: Architecture, method: MethodJob, *, num_added: int = 0) -> Architecture:
     """The shape of a model with what a method trains of it, beyond one rank and some names: written down matrix by
     matrix, as peft's rules have it (peft/utils/other.py, tuners_utils.py).
 
-    Raises ModelError for layers that the model does not have.
+    num_added: tokens beside those of the model, each with a row of its own: some may find one in the table, which only
+    ranks know. Raises ModelError for layers that the model does not have.
     """
+    architecture = replace(architecture, vocabulary=architecture.vocabulary + num_added)
     if method.kind == "full":
         return architecture
     if beyond := [number for number in method.layers if number >= architecture.num_layers]:
@@ -274,13 +280,26 @@ def place_adapters(architecture: Architecture, method: MethodJob) -> Architectur
     architecture = replace(
         architecture, saved_embedding=tables, saved_head=bool(saved & HEADS) and not architecture.tied
     )
-    by_name = not method.targets[0].startswith(REGEX)
+    architecture = _with_rows(architecture, method, num_added)
+    by_name = bool(method.targets) and not method.targets[0].startswith(REGEX) and not method.target_parameters
     if by_name and not (method.exclude or method.layers or method.rank_pattern or saved - EMBEDDINGS - HEADS):
         return architecture
     kinds = (replace(layer, count=1) for layer in architecture.layers for _ in range(layer.count))
     placed = [_placed(layer, index, architecture.modules, method) for index, layer in enumerate(kinds)]
     layers = tuple(replace(layer, count=len(list(same))) for layer, same in groupby(placed))
     return replace(architecture, layers=layers)
+
+
+def _with_rows(architecture: Architecture, method: MethodJob, num_added: int) -> Architecture:
+    """With the rows that `train_tokens` names; a head that takes part is none that the loss could be fused with."""
+    if not method.train_tokens:
+        return architecture
+    added = method.train_tokens == ("added",)
+    count = num_added if added else len(method.train_tokens)
+    both = added and not architecture.tied
+    plain = both or architecture.tied
+    linear_head = architecture.linear_head and not plain
+    return replace(architecture, trained_rows=count * (2 if both else 1), linear_head=linear_head)
 
 
 EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings"}
@@ -300,7 +319,8 @@ def _placed(layer: Layer, index: int, modules: tuple[str, str, str], method: Met
         return ".".join(part for part in (stack, str(index), where[linear.part], inner, linear.name) if part)
 
     usual = {id(each) for each in adapted(layer, method.targets)}
-    expression = method.targets[0].removeprefix(REGEX) if method.targets[0].startswith(REGEX) else ""
+    first = method.targets[0] if method.targets else ""
+    expression = first.removeprefix(REGEX) if first.startswith(REGEX) else ""
 
     def with_rank(linear: Linear, *, is_module: bool) -> Linear:
         name = named(linear)
@@ -314,8 +334,19 @@ def _placed(layer: Layer, index: int, modules: tuple[str, str, str], method: Met
     return replace(
         layer,
         linears=tuple(with_rank(each, is_module=True) for each in layer.linears),
-        expert_linears=tuple(with_rank(each, is_module=False) for each in layer.expert_linears),
+        expert_linears=(
+            *(with_rank(each, is_module=False) for each in layer.expert_linears),
+            *_expert_tensors(layer, method, ".".join((stack, str(index), where["mlp"], "experts"))),
+        ),
     )
+
+
+def _expert_tensors(layer: Layer, method: MethodJob, place: str) -> Iterator[Linear]:
+    """Those that `target_parameters` names, each with one adapter over all experts."""
+    for name, shape in zip(("gate_up_proj", "down_proj"), layer.expert_shapes, strict=False):
+        if _ends(f"{place}.{name}", method.target_parameters):
+            number, inputs, outputs = shape
+            yield Linear(name=name, inputs=inputs, outputs=outputs, number=number, part="mlp", rank=method.rank)
 
 
 def _excluded(name: str, exclude: tuple[str, ...]) -> bool:
@@ -335,7 +366,7 @@ def _names(architecture: Architecture) -> list[str]:
 def _halves(architecture: Architecture, targets: tuple[str, ...]) -> bool:
     """Whether only one of gate and up is named where both are one tensor."""
     for layer in architecture.layers:
-        pair = {each.name for each in layer.expert_linears[:2]}
+        pair = {each.name for each in layer.expert_linears[:2]} if layer.taken_names else set()
         if len(pair & {each.name for each in adapted(layer, targets)}) == 1:
             return True
     return False

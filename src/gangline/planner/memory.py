@@ -109,7 +109,7 @@ class Step:
         )
         adapters = share.num_adapters(training)
         parts = trained_shards(training, strategy) if strategy.half.parts == "weights" else 1
-        held = adapters * BYTES[training.parameters] // parts
+        held = adapters * (2 if training.splits else 1) * BYTES[training.parameters] // parts
         return _filled(
             Term(
                 name="weights",

@@ -108,7 +108,8 @@ class Share:
         model = self.architecture
         has_table = self.has_embedding or (self.has_head and model.tied)
         table = model.hidden * model.vocabulary if model.saved_embedding and has_table else 0
-        return table + (model.head_weights if model.saved_head and self.has_head else 0)
+        rows = model.trained_rows * model.hidden if has_table else 0
+        return table + rows + (model.head_weights if model.saved_head and self.has_head else 0)
 
     def num_trained(self, training: Training) -> int:
         """Numbers that are trained."""

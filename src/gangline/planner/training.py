@@ -110,6 +110,8 @@ class Training:
     dropout: float = 0.0
     dora: bool = False
     """Whether the length of each row of an adapted matrix is trained by itself."""
+    splits: bool = False
+    """Whether what adapters began with is kept, and subtracted (`MethodJob.splits`)."""
     extras: tuple[str, ...] = ()
     """See `strategies.base.Asked`."""
     checkpointing: bool = False

@@ -36,8 +36,6 @@ class ModelJob:
 
 REGEX = "regex:"
 """Begins a target that is a regular expression for the whole name of a module."""
-INITS = ("default", "gaussian", "orthogonal")
-"""How adapters begin, in peft's words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +63,32 @@ class MethodJob:
     dora: bool = False
     """The length of each row of a weight is trained by itself."""
     init: str = "default"
-    """How adapters begin: a word of `INITS`."""
+    """How adapters begin, in peft's words; default: A at random and B zero."""
     modules_to_save: tuple[str, ...] = ()
     """Names of modules of which a copy is trained whole."""
+    train_tokens: tuple[int | str, ...] = ()
+    """Tokens whose rows of the embedding table are trained, by number or text; a head that is the same table follows.
+    ("added",): those of `Job.tokens`, in a head of its own, too."""
+    target_parameters: tuple[str, ...] = ()
+    """Ends of names of weights that are no module's own, such as tensors of experts, which get an adapter."""
+
+    @property
+    def splits(self) -> bool:
+        """Whether adapters begin as a part of the weights under them."""
+        return self.kind != "full" and self.init.startswith(("pissa", "olora"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensJob:
+    """What is put into the model's vocabulary before anything else."""
+
+    add: tuple[str, ...] = ()
+    """Texts that become tokens of their own."""
+    special: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Role (pad_token, eos_token, ...) -> its text."""
+
+
+NO_TOKENS = TokensJob()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +369,7 @@ class Job(Record):
     micro_batch: int
     """Samples in one forward-backward on one rank; divides `batch`, unless that is open."""
     method: MethodJob = MethodJob()
+    tokens: TokensJob = NO_TOKENS
     epochs: float | None = 1.0
     steps: int | None = None
     """Optimizer steps in all; exactly one of `epochs` and `steps` is set."""

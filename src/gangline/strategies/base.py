@@ -40,7 +40,7 @@ ADAPTERS = ("lora", "qlora")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 FULL = (("method.kind", ("full",)),)
 """A condition of `Limit`: every weight is trained."""
-EXTRAS = ("method.dora", "method.modules_to_save")
+EXTRAS = ("method.dora", "method.modules_to_save", "method.train_tokens", "method.target_parameters", "method.init")
 """Keys of a job that a strategy may limit by whether they ask for anything: `Asked.extras`."""
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "method.kind": METHODS,
@@ -118,6 +118,27 @@ EVERY: tuple[Limit, ...] = (
         when=(("method.kind", ("qlora",)),),
         why="the lengths of rows of a quantised weight would be computed anew in every pass, from numbers of few bits",
         fix="write `kind: lora`, or delete dora",
+    ),
+    Limit(
+        key="method.init",
+        refused=(True,),
+        when=(("method.kind", ("qlora",)),),
+        why="pissa and olora split weights that are whole",
+        fix="write `kind: lora`, or `init: default`",
+    ),
+    Limit(
+        key="method.init",
+        refused=(True,),
+        when=(("method.dora", (True,)),),
+        why="dora trains the lengths of rows, which pissa and olora change",
+        fix="write `init: default`, or delete dora",
+    ),
+    Limit(
+        key="method.target_parameters",
+        refused=(True,),
+        when=(("method.kind", ("qlora",)),),
+        why="weights that are no linear's are not quantised",
+        fix="write `kind: lora`, or delete target_parameters",
     ),
 )
 """Limits of every strategy."""
@@ -269,7 +290,7 @@ def _trained(half: PlanHalf | None, limit: Limit, values: Mapping[str, Any]) -> 
 def _written(key: str, values: Mapping[str, Any]) -> str:
     """In the short form of the job file: precision: fp16; of what is asked for or not the key alone."""
     if key in EXTRAS:
-        return key
+        return f"{key}: pissa or olora" if key == "method.init" else key
     return f"{key.removesuffix('.kind').removesuffix('.compute')}: {shown(values[key])}"
 
 
@@ -487,9 +508,13 @@ class PlanHalf:
 
 def extras_of(job: Job | JobWords) -> tuple[str, ...]:
     """The keys of `EXTRAS` by which a job, or what a user wrote of it, asks for something."""
-    method = job.method
-    asks = {"method.dora": method.dora, "method.modules_to_save": bool(method.modules_to_save)}
-    return tuple(key for key in EXTRAS if method.kind != "full" and asks[key])
+    asked = {f"method.{key}" for key in _METHOD_EXTRAS if getattr(job.method, key)}
+    if not job.method.init.startswith(("pissa", "olora")):  # others leave the weights alone
+        asked.discard("method.init")
+    return tuple(key for key in EXTRAS if job.method.kind != "full" and key in asked)
+
+
+_METHOD_EXTRAS = [key.removeprefix("method.") for key in EXTRAS]
 
 
 def asked_of(training: Training) -> Asked:

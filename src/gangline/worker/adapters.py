@@ -6,9 +6,11 @@ peft leaves out in silence (a pattern that names nothing, a layer that is not th
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,12 +26,25 @@ WRAPPED = "base_model.model."
 """What peft puts in front of a name of the base model."""
 ADAPTER = "default"
 """What peft calls the adapter that is trained."""
+INITIAL = "initial"
+"""An adapter of frozen factors, which is subtracted: what the trained one began with, where that is a part of the
+weight (`init: pissa` or `olora`). peft takes it out of the weight itself, which would have to be saved and sent then.
+"""
 
 
-def attach_adapters(model: Any, method: MethodJob, *, compute: torch.dtype, trained: torch.dtype, seed: int) -> Any:
+def attach_adapters(
+    model: Any,
+    method: MethodJob,
+    *,
+    compute: torch.dtype,
+    trained: torch.dtype,
+    seed: int,
+    rows: list[int] | dict[str, list[int]] | None = None,
+) -> Any:
     """The model wrapped by peft, with what is trained in the dtype `trained`. Raises ModelError.
 
-    compute: of frozen weights, and of what an embedding table that is trained hands on.
+    compute: of frozen weights, and of what an embedding table that is trained hands on. rows: of tables that are
+    trained, as `trained_rows` has them.
     """
     from peft import get_peft_model
 
@@ -41,10 +56,15 @@ def attach_adapters(model: Any, method: MethodJob, *, compute: torch.dtype, trai
         with warnings.catch_warnings():
             # peft 0.21 reads a name that transformers 5.23 calls old
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-            wrapped = get_peft_model(model, lora_config(model, method))
+            wrapped = get_peft_model(model, lora_config(model, method, rows))
     except ValueError as error:
         raise _unmatched(model, method, error) from error
     _require_patterns(wrapped, method)
+    if method.splits:
+        _add_initial(wrapped)
+    for name, parameter in wrapped.named_parameters():
+        if is_initial(name):
+            parameter.data = parameter.data.to(trained)
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(trained)
@@ -53,8 +73,8 @@ def attach_adapters(model: Any, method: MethodJob, *, compute: torch.dtype, trai
     return wrapped
 
 
-def lora_config(model: Any, method: MethodJob) -> Any:
-    """What peft is told: every option under peft's own name."""
+def lora_config(model: Any, method: MethodJob, rows: list[int] | dict[str, list[int]] | None = None) -> Any:
+    """What peft is told: every option under peft's own name. rows: see `attach_adapters`."""
     from peft import LoraConfig
 
     targets: str | list[str] = _expression(method.targets) or list(method.targets)
@@ -74,9 +94,11 @@ def lora_config(model: Any, method: MethodJob) -> Any:
         alpha_pattern=dict(method.alpha_pattern),
         use_rslora=method.rslora,
         use_dora=method.dora,
-        init_lora_weights=True if method.init == "default" else method.init,  # type: ignore[arg-type]
+        init_lora_weights=method.init if method.init in ("gaussian", "orthogonal") else True,  # type: ignore[arg-type]
         modules_to_save=list(method.modules_to_save) or None,
         ensure_weight_tying=_saves_tied(model, method.modules_to_save),
+        trainable_token_indices=rows,
+        target_parameters=list(method.target_parameters) or None,
         task_type="CAUSAL_LM",
     )
 
@@ -85,32 +107,110 @@ def initialise(
     model: Any,
     method: MethodJob,
     *,
-    weight_of: Callable[[str], torch.Tensor],
+    seed: int,
+    weight_of: Callable[[str], torch.Tensor] | None = None,
     world: ProcessGroup | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """What adapters take from the weights under them, which were not there when they were made.
+    """What adapters take from the weights under them, and peft does not set or could not: these were not there.
 
-    weight_of: the weight of a layer, by its name in the base model. world: the ranks, each of which computes some
-    layers and sends them to all; None: this process computes all. Collective then.
+    weight_of: the weight of a layer, by its name in the base model; None: it is in its place. world: the ranks, each of
+    which computes some layers and sends them to all, which is collective; None: this process computes all.
     """
-    if not method.dora:
-        return
     layers = adapted_layers(model)
     size, own = (1, 0) if world is None else (world.size, world.rank)
     for start in range(0, len(layers), size):
         turn = layers[start : start + size]
         if own < len(turn):
             name, layer = turn[own]
-            _set_magnitude(layer, weight_of(f"{name.removeprefix(WRAPPED)}.weight"))
+            place = f"{name.removeprefix(WRAPPED)}.weight"
+            weight = layer.get_base_layer().weight if weight_of is None else weight_of(place)
+            torch.manual_seed(seed + start + own)  # a fast decomposition draws, whoever computes it
+            (_split if method.splits else _set_magnitude)(layer, weight, method.init)
         for source, (_, layer) in enumerate(turn):
             if world is not None and size > 1:
-                _send(layer.lora_magnitude_vector[ADAPTER].weight, source=source, device=world.device)
+                for tensor in _begun(layer):
+                    _send(tensor, source=source, device=world.device)
         beat()
 
 
+def is_initial(name: str) -> bool:
+    """Whether a parameter belongs to what adapters began with."""
+    return f".{INITIAL}." in name
+
+
+def _begun(layer: Any) -> list[torch.Tensor]:
+    """Tensors of a layer that `initialise` sets."""
+    if INITIAL not in layer.lora_A:
+        return [layer.lora_magnitude_vector[ADAPTER].weight]
+    return [part[name].weight for part in (layer.lora_A, layer.lora_B) for name in (ADAPTER, INITIAL)]
+
+
+def _add_initial(wrapped: Any) -> None:
+    from peft.tuners.lora import Linear
+
+    config = replace(wrapped.peft_config[ADAPTER], lora_dropout=0.0)
+    for name, layer in adapted_layers(wrapped):
+        if not isinstance(layer, Linear):
+            raise ModelError(
+                f"method.init: {name.removeprefix(WRAPPED)} is no linear, whose weight could be split",
+                seen="expected adapters of linears alone",
+                fix="set init: default, or name linears as targets",
+            )
+        layer.update_layer(INITIAL, layer.r[ADAPTER], layer.lora_alpha[ADAPTER], config=config)
+        layer.set_adapter([ADAPTER, INITIAL])
+        layer.scaling[INITIAL] = -layer.scaling[ADAPTER]
+        for part in (layer.lora_A, layer.lora_B):
+            part[INITIAL].requires_grad_(False)
+
+
 @torch.no_grad()
-def _set_magnitude(layer: Any, weight: torch.Tensor) -> None:
+def _split(layer: Any, weight: torch.Tensor, init: str) -> None:
+    """By peft's own function, over a copy of the weight in fp32: A and B, and the same as what is subtracted."""
+    base, dtype = layer.get_base_layer(), layer.lora_A[ADAPTER].weight.dtype
+    own = base.weight
+    base.weight = nn.Parameter(weight.to(torch.float32), requires_grad=False)
+    if init == "olora":
+        layer.olora_init(ADAPTER)
+    else:
+        layer.pissa_init(ADAPTER, init)
+    base.weight = own
+    for part in (layer.lora_A, layer.lora_B):
+        found = part[ADAPTER].weight.data.to(own.device if not own.is_meta else "cpu", dtype).contiguous()
+        part[ADAPTER].weight.data = found
+        part[INITIAL].weight.data = found.clone()
+
+
+@torch.no_grad()
+def fold_initial(model: Any) -> None:
+    """Make what adapters began with a part of them, as peft converts such an adapter: factors of twice the rank, which
+    are right for the base model as it is.
+    """
+    layers = [(name, layer) for name, layer in adapted_layers(model) if INITIAL in layer.lora_A]
+    for _, layer in layers:
+        for part, dim, sign in ((layer.lora_A, 0, 1.0), (layer.lora_B, 1, -1.0)):
+            both = torch.cat([part[ADAPTER].weight, sign * part[INITIAL].weight], dim=dim)
+            part[ADAPTER].weight = nn.Parameter(both)
+        layer.delete_adapter(INITIAL)
+        layer.r[ADAPTER] *= 2
+        layer.lora_alpha[ADAPTER] *= _widening(layer.use_rslora[ADAPTER])
+        for linear, side in ((layer.lora_A[ADAPTER], "out_features"), (layer.lora_B[ADAPTER], "in_features")):
+            setattr(linear, side, layer.r[ADAPTER])
+    if layers:
+        config = model.peft_config[ADAPTER]
+        more = _widening(config.use_rslora)
+        config.r, config.lora_alpha = 2 * config.r, more * config.lora_alpha
+        config.rank_pattern = {key: 2 * rank for key, rank in config.rank_pattern.items()}
+        config.alpha_pattern = {key: more * alpha for key, alpha in config.alpha_pattern.items()}
+
+
+def _widening(rslora: bool) -> float:
+    """By what alpha grows with a rank that is doubled, for the scale to stay."""
+    return math.sqrt(2) if rslora else 2.0
+
+
+@torch.no_grad()
+def _set_magnitude(layer: Any, weight: torch.Tensor, _init: str) -> None:
     """By peft's own function, with the weight in the layer's place for a moment."""
     base, vector = layer.get_base_layer(), layer.lora_magnitude_vector[ADAPTER]
     placeholder, dtype = base.weight, vector.weight.dtype
@@ -148,7 +248,7 @@ def round_saved(model: Any, dtype: torch.dtype) -> None:
 
 
 def _is_saved(module: Any) -> bool:
-    return ADAPTER in getattr(module, "modules_to_save", ())
+    return ADAPTER in (getattr(module, "modules_to_save", None) or ())
 
 
 def _saves_tied(model: Any, names: tuple[str, ...]) -> bool:
@@ -236,6 +336,12 @@ def _unmatched(model: Any, method: MethodJob, error: ValueError) -> ModelError:
             seen=f"exclude: {', '.join(method.exclude) or 'none'}; layers: {layers}; "
             f"expected names among {', '.join(names)}",
             fix="leave something to train",
+        )
+    if "ound" not in str(error) and "No modules" not in str(error):
+        return ModelError(
+            "method: peft refuses these adapters",
+            seen=error_summary(error),
+            fix="leave out the option that it names",
         )
     return ModelError(
         f"method.targets: {', '.join(method.targets)} matches nothing in this model",

@@ -23,6 +23,7 @@ from torch import nn
 from gangline import __version__
 from gangline.errors import ModelError, RunFailed, UsageError
 from gangline.runs.files import sync_folder, write_json
+from gangline.runs.job import Job
 from gangline.worker.adapters import adapted_layers
 from gangline.worker.data.model_folder import weights_folder
 from gangline.worker.json_lines import write_line
@@ -43,6 +44,7 @@ from gangline.worker.trained import (
     read_trained,
     refuse_shared,
 )
+from gangline.worker.vocabulary import extend_config, extends, vocabulary_of
 from gangline.worker.weights import Files, meta_model, read_whole
 
 FILE_BYTES = 2 << 30
@@ -141,6 +143,8 @@ def write_adapter(model: Any, checkpoint: Checkpoint, folder: Path) -> dict[str,
     digests = _digests(get_peft_model_state_dict(model, save_embedding_layers=False))
     # the embeddings are not trained; "auto" would ask the hub whether they were
     model.save_pretrained(folder, save_embedding_layers=False)
+    if extends(checkpoint.job):
+        load_tokenizer(base, checkpoint.job.tokens).save_pretrained(folder)
     # peft's model card is a form with nothing filled in
     (folder / "README.md").unlink(missing_ok=True)
     return digests
@@ -151,7 +155,7 @@ def write_model(model: Any, checkpoint: Checkpoint, folder: Path) -> dict[str, s
     base = model.to(checkpoint.stored) if checkpoint.job.method.kind == "full" else merge_adapter(model)
     digests = _digests(base.state_dict())
     base.save_pretrained(folder)
-    load_tokenizer(checkpoint.job.model).save_pretrained(folder)
+    load_tokenizer(checkpoint.job.model, checkpoint.job.tokens).save_pretrained(folder)
     return digests
 
 
@@ -196,6 +200,11 @@ def _reload(folder: Path, checkpoint: Checkpoint) -> tuple[Any, Mapping[str, tor
                 dtype=checkpoint.stored,
                 trust_remote_code=source.trust_remote_code,
             )
+            if extends(checkpoint.job):
+                rows = vocabulary_of(checkpoint.job).num_tokens
+                base.resize_token_embeddings(
+                    max(rows, base.get_input_embeddings().weight.shape[0]), mean_resizing=False
+                )
             model = PeftModel.from_pretrained(base, folder)
             return model, get_peft_model_state_dict(model, save_embedding_layers=False)
         model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=source.trust_remote_code)
@@ -330,9 +339,17 @@ def _skeleton(checkpoint: Checkpoint) -> Any:
 
     job = checkpoint.job
     with init_empty_weights(include_buffers=False):
-        model = model_of(load_config(job.model), job.model, dtype=checkpoint.stored)
+        model = model_of(_config(job), job.model, dtype=checkpoint.stored)
     model.tie_weights()
     return model
+
+
+def _config(job: Job) -> Any:
+    """As the trained model has it."""
+    config = load_config(job.model)
+    if extends(job):
+        extend_config(config, vocabulary_of(job))
+    return config
 
 
 def _full_weights(checkpoint: Checkpoint, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -388,7 +405,7 @@ def _write_surroundings(model: Any, checkpoint: Checkpoint, folder: Path) -> Non
     model.config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-    load_tokenizer(checkpoint.job.model).save_pretrained(folder)
+    load_tokenizer(checkpoint.job.model, checkpoint.job.tokens).save_pretrained(folder)
 
 
 def _stored_digests(folder: Path) -> dict[str, str]:

@@ -206,9 +206,12 @@ def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = Fals
     source = ModelJob(path=str(folder))
     if adapter is None and (folder / "adapter_config.json").is_file():
         source, adapter = _base_of_adapter(folder), folder
-    tokenizer = load_tokenizer(source)
+    own = adapter is not None and (adapter / "tokenizer_config.json").is_file()  # it has tokens of its own
+    tokenizer = load_tokenizer(ModelJob(path=str(adapter)) if own else source)
     with _loading(source.path, adapter):
         model = AutoModelForCausalLM.from_pretrained(source.path, revision=source.revision or "main", dtype="auto")
+        if own and len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)  # the adapter brings the new rows
         if adapter is not None:
             model = PeftModel.from_pretrained(model, adapter)
     note = (adapter or folder) / NOTE_FILE
@@ -221,7 +224,10 @@ def open_run(run: Path, part: Path, *, plain: bool = False) -> Speaker:
     checkpoint = open_checkpoint(run, part)
     job = checkpoint.job
     return _speaker(
-        load_trained(checkpoint, packed=True), load_tokenizer(job.model), data_format=job.data.format, plain=plain
+        load_trained(checkpoint, packed=True),
+        load_tokenizer(job.model, job.tokens),
+        data_format=job.data.format,
+        plain=plain,
     )
 
 

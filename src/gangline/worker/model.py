@@ -22,10 +22,11 @@ from torch import nn
 from gangline.errors import ModelError, error_summary
 from gangline.runs.job import Job, ModelJob
 from gangline.worker import compat
-from gangline.worker.adapters import attach_adapters, saved_module
+from gangline.worker.adapters import attach_adapters, is_initial, saved_module
 from gangline.worker.data.model_folder import weight_files
 from gangline.worker.quantised import quantise
 from gangline.worker.tokenizer import refuse_remote_code, source_words
+from gangline.worker.vocabulary import extend_model, extends, trained_rows
 
 
 def load_model(
@@ -42,6 +43,8 @@ def load_model(
     drawn, fp32 whatever a run computes in: an export draws the same weights again. Raises ModelError.
     """
     model = _load_base(job, dtype=weights_dtype(job, compute), drawn=drawn)
+    if extends(job):
+        extend_model(model, job)
     if job.method.kind != "qlora":
         model.to(device)
         return finish_model(model, job, compute=compute)
@@ -75,7 +78,8 @@ def finish_model(model: Any, job: Job, *, compute: torch.dtype) -> nn.Module:
     """A base model made ready to be trained: adapters, recomputation, training mode. Raises ModelError."""
     if job.method.kind != "full":
         trained = _trained(job, compute)
-        model = attach_adapters(model, job.method, compute=compute, trained=trained, seed=job.seed)
+        rows = trained_rows(model, job)
+        model = attach_adapters(model, job.method, compute=compute, trained=trained, seed=job.seed, rows=rows)
     if job.activation_checkpointing:
         # reentrant checkpointing marks adapters ready twice under DDP
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -124,6 +128,11 @@ def model_of(config: Any, model: ModelJob, *, dtype: torch.dtype) -> Any:
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name, in the model's own order."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def saved_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a checkpoint holds, by name: those that are trained, and what adapters began with."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad or is_initial(name)}
 
 
 def base_of(model: nn.Module) -> nn.Module:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from gangline.runs.job import OptimizerJob
-from gangline.worker.model import base_of, trainable
+from gangline.worker.model import base_of, saved_weights, trainable
 from gangline.worker.quantised import require_library
 from gangline.worker.update_rules import Adafactor, Lion, Muon, Together, is_matrix
 
@@ -121,9 +121,9 @@ def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
     The tensors are the live ones: loading into them in place restores the run.
     """
     tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in trainable(model).items():
+    for name, parameter in saved_weights(model).items():
         tensors[f"model.{name}"] = parameter.detach()
-        for key, state in optimizer.state[parameter].items():
+        for key, state in optimizer.state[parameter].items() if parameter.requires_grad else ():
             tensors[f"optimizer.{name}.{key}"] = state
     return tensors
 

@@ -134,8 +134,11 @@ def _without_weights(strategy: Strategy) -> tuple[nn.Module, Files] | None:
     return None if found is not None and not strategy.keeps_ties and is_tied(found[0]) else found
 
 
-def _begin(strategy: Strategy, model: nn.Module, weight_of: Callable[[str], torch.Tensor]) -> None:
-    initialise(model, strategy.job.method, weight_of=weight_of, world=strategy.world, beat=strategy.setup.beat)
+def _begin(strategy: Strategy, model: nn.Module, weight_of: Callable[[str], torch.Tensor] | None = None) -> None:
+    """Set what adapters take from weights, unless a checkpoint brings it."""
+    method, world = strategy.job.method, strategy.world
+    if (method.dora or method.splits) and world.gang.resume_step is None:
+        initialise(model, method, seed=strategy.job.seed, weight_of=weight_of, world=world, beat=strategy.setup.beat)
 
 
 def _prepare(strategy: Strategy, model: nn.Module) -> CausalLoss:
@@ -151,6 +154,8 @@ def _load(strategy: Strategy) -> CausalLoss:
     whole = strategy.layout == "whole"
     device = strategy.device if whole else torch.device("cpu")
     model = load_model(strategy.job, device=device, compute=strategy.precision.compute)
+    if strategy.job.method.splits:
+        _begin(strategy, model)
     strategy.split(model)
     return strategy.make_loss(model.to(strategy.device) if strategy.layout == "split" else model)
 

@@ -7,22 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import ModelError, error_summary
-from gangline.runs.job import ModelJob
+from gangline.runs.job import NO_TOKENS, ModelJob, TokensJob
 
 
-def load_tokenizer(model: ModelJob) -> Any:
-    """The model's own tokenizer. Raises ModelError."""
+def load_tokenizer(model: ModelJob, tokens: TokensJob = NO_TOKENS) -> Any:
+    """The model's own tokenizer, with a job's tokens in it. Raises ModelError."""
     from transformers import AutoTokenizer
 
     refuse_remote_code(model)
     try:
-        return AutoTokenizer.from_pretrained(model.path, **source_words(model))
+        tokenizer = AutoTokenizer.from_pretrained(model.path, **source_words(model))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"model.path: no tokenizer can be loaded from {model.path}",
             seen=f"expected tokenizer.json or the tokenizer's own files; {error_summary(error)}",
             fix="copy the tokenizer files into the model folder, or name a model that has them",
         ) from error
+    extend_tokenizer(tokenizer, tokens)
+    return tokenizer
+
+
+def extend_tokenizer(tokenizer: Any, tokens: TokensJob) -> None:
+    """Put a job's tokens into its tokenizer."""
+    from transformers import AddedToken
+
+    if tokens.special:
+        tokenizer.add_special_tokens(dict(tokens.special))
+    if tokens.add:
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in tokens.add])
 
 
 def source_words(model: ModelJob) -> dict[str, Any]:

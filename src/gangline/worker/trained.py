@@ -17,8 +17,8 @@ from gangline.errors import CheckpointError, RunFailed, UsageError
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, CheckpointPart, Commit
-from gangline.worker.adapters import adapted_layers, round_saved
-from gangline.worker.model import base_of, load_config, load_model, trainable
+from gangline.worker.adapters import adapted_layers, fold_initial, round_saved
+from gangline.worker.model import base_of, load_config, load_model, saved_weights, trainable
 from gangline.worker.restore import Blocks, some
 
 
@@ -154,9 +154,13 @@ def open_saved(checkpoint: Checkpoint, wanted: Mapping[str, torch.Tensor]) -> tu
 
 
 def read_trained(checkpoint: Checkpoint, model: Any) -> None:
-    """Read the trained weights of a model in place. Raises CheckpointError as `require_fit`."""
-    wanted = {f"model.{name}": each.detach() for name, each in trainable(model).items()}
+    """Read the trained weights of a model in place; from then on adapters are over the base model as it is.
+
+    Raises CheckpointError as `require_fit`.
+    """
+    wanted = {f"model.{name}": each.detach() for name, each in saved_weights(model).items()}
     open_saved(checkpoint, wanted)[0].read(wanted)
+    fold_initial(model)
 
 
 def digest_of_tensor(tensor: torch.Tensor) -> str:
@@ -177,10 +181,14 @@ def merge_adapter(model: Any) -> Any:
     Each sum is taken in fp32 and rounded once to the dtype of W. peft's own merge adds in the dtype of W, which
     rounds the small update before it is added. Raises UsageError where an adapted weight is shared by two layers.
     """
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
+
     for name, layer in adapted_layers(model):
         weight = layer.get_base_layer().weight
         refuse_shared(model, name, weight)
         weight.data = merged_weight(layer, weight.data)
+    for part in [each for each in model.modules() if isinstance(each, TrainableTokensLayer)]:
+        part.merge()
     return model.unload()
 
 

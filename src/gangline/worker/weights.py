@@ -31,6 +31,7 @@ from gangline.worker.checkpoint import shard_offsets
 from gangline.worker.data.model_folder import ONE_WEIGHTS_FILE, WEIGHTS_INDEX, weights_folder
 from gangline.worker.model import base_of, finish_model, layers_of, load_config, model_of, weights_dtype
 from gangline.worker.quantised import QuantisedLinear, replace_linears
+from gangline.worker.vocabulary import extends
 
 _WRAPPED = re.compile(r"\.base_layer(?=\.)")
 """The part that peft adds to the name of a weight that it wraps; twice where it wraps two of a module."""
@@ -116,7 +117,7 @@ def meta_model(
     """
     from accelerate import init_empty_weights
 
-    if job.model.start == "random" or job.method.modules_to_save:
+    if job.model.start == "random" or not in_files(job):
         return None
     full = job.method.kind == "full"
     with init_empty_weights(include_buffers=False):
@@ -137,6 +138,11 @@ def meta_model(
         core = base_of(model)
         replace_linears(core, layers_of(core), job.method, compute=compute)
     return None if files is None else (model, files)
+
+
+def in_files(job: Job) -> bool:
+    """Whether everything but adapters lies in the files as it is: no rows beside theirs, and no copies."""
+    return not (job.method.modules_to_save or job.method.train_tokens or extends(job))
 
 
 def is_tied(model: nn.Module) -> bool:

@@ -65,7 +65,8 @@ name: tuned
 model: {path: owner/name, revision: COMMIT, trust_remote_code: true, start: random, attention: eager}
 method: {kind: lora, rank: 4, alpha: 8, dropout: 0.1, targets: [q_proj, v_proj], exclude: up_proj, layers: [0-3, 7],
   rank_pattern: {q_proj: 8}, alpha_pattern: {q_proj: 4}, rslora: true, dora: true, init: gaussian,
-  modules_to_save: lm_head}
+  modules_to_save: lm_head, train_tokens: added, target_parameters: mlp.experts.down_proj}
+tokens: {add: [<tool>], special: {pad_token: <pad>}}
 data:
   train: {hub: openai/gsm8k, config: main, split: "train[:9]", revision: v1, max_samples: 8, weight: 2, format: chat,
     fields: {completion: output}, roles: {bot: assistant}}

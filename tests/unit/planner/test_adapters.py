@@ -19,9 +19,9 @@ ALL = sum(ATTENTION.values()) + sum(MLP.values())
 RANK = 4
 
 
-def trained(data=LLAMA, **method):
+def trained(data=LLAMA, num_added=0, **method):
     job = MethodJob(kind="lora", rank=RANK, **method)
-    architecture = place_adapters(read_architecture(data), job)
+    architecture = place_adapters(read_architecture(data), job, num_added=num_added)
     found = lora_parameters(architecture, job.rank, job.targets, dora=job.dora)
     training = Training(method="lora", micro_batch=1, sequence_length=8, rank=RANK, targets=job.targets, dora=job.dora)
     assert whole_share(architecture).num_trained(training) == found
@@ -56,3 +56,18 @@ def test_a_table_that_is_embedding_and_head_has_one_copy(name):
 def test_layers_that_the_model_lacks_are_refused():
     with pytest.raises(ModelError, match=r"method.layers: the model has no layer 4\n.*0 to 3"):
         trained(layers=(1, 4))
+
+
+def test_rows_of_tables_and_tokens_beside_those_of_the_model_are_counted():
+    assert trained(train_tokens=(3, 7)) == RANK * 4 * ALL + 2 * H
+    assert trained(train_tokens=("added",), num_added=5) == RANK * 4 * ALL + 2 * 5 * H
+    assert trained(TIED, train_tokens=("added",), num_added=5) == RANK * 4 * ALL + 5 * H
+    assert trained(modules_to_save=("lm_head",), num_added=5) == RANK * 4 * ALL + H * (V + 5)
+
+
+def test_tensors_of_experts_that_are_named_carry_adapters_and_nothing_else_does():
+    moe = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    data = {**config("qwen3_moe", H, 4, 4, 2, W, V, tie_word_embeddings=False), **moe}
+    both = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    assert trained(data, targets=(), target_parameters=both[1:]) == 4 * 6 * RANK * (24 + H)
+    assert trained(data, targets=(), target_parameters=both) == 4 * 6 * RANK * (24 + H + H + 48)

@@ -31,6 +31,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard
 
 from gangline.runs.formulas import shard_dimension
+from gangline.worker.adapters import is_initial
 from gangline.worker.batch import Batch
 from gangline.worker.buckets import INSIDE, by_host, sum_gradients, sum_over
 from gangline.worker.loss import CausalLoss
@@ -87,7 +88,8 @@ class Fsdp(Strategy):
 
     def _shard(self, *, reshard: bool) -> list[FSDPModule]:
         """Divide layer by layer, so that no more than one of them is whole on the device."""
-        ignored = set(self._whole)
+        began = {each for name, each in self.loss.named_parameters() if is_initial(name)}
+        ignored = set(self._whole) | began
         parts = self._mesh.size(self._mesh.ndim - 1)
         for parameter in ignored:
             parameter.data = parameter.data.to(self.device)

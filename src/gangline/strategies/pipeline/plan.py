@@ -60,6 +60,12 @@ class PipelinePlan(PlanHalf):
             NO_FP16,
             NO_ACTIVATION_OFFLOADING,
             Limit(
+                key="method.train_tokens",
+                refused=(True,),
+                why="the table is in the first stage and the head in the last one, and their rows would drift apart",
+                fix="write `strategy: fsdp`, or delete train_tokens",
+            ),
+            Limit(
                 key="exchange",
                 refused=("bf16",),
                 when=(("strategy.replicas", (1,)), ("method.kind", ADAPTERS)),

@@ -76,6 +76,18 @@ class TensorParallelPlan(PlanHalf):
                 why="the head and the table are shared by the ranks of a host as they are",
                 fix="write `strategy: hsdp`, or delete modules_to_save",
             ),
+            Limit(
+                key="method.train_tokens",
+                refused=(True,),
+                why="the head and the table are shared by the ranks of a host as they are",
+                fix="write `strategy: hsdp`, or delete train_tokens",
+            ),
+            Limit(
+                key="method.target_parameters",
+                refused=(True,),
+                why="linears are cut by columns and rows, and no other weights",
+                fix="write `strategy: hsdp`, or delete target_parameters",
+            ),
             NO_FP16,
             NO_EIGHT_BITS,
             replace(NO_WHOLE_MATRICES, fix="write `kind: adamw`, `kind: lion` or `kind: sgd`, or `strategy: ddp`"),

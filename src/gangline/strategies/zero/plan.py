@@ -53,6 +53,12 @@ LIMITS = (
     ),
     replace(ADAMW_ONLY, why="states that lie in parts are those of torch's AdamW"),
     NO_ACTIVATION_OFFLOADING,
+    Limit(
+        key="method.init",
+        refused=(True,),
+        why="DeepSpeed keeps no weights for a checkpoint that are not trained",
+        fix="write `strategy: fsdp`, or `init: default`",
+    ),
 )
 
 
@@ -68,6 +74,18 @@ IN_PARTS = (
         refused=(True,),
         why="their copies are made of weights that DeepSpeed has in parts then",
         fix="write `strategy: fsdp`, or delete modules_to_save",
+    ),
+    Limit(
+        key="method.train_tokens",
+        refused=(True,),
+        why="the table whose rows they replace is in parts then",
+        fix="write `strategy: fsdp`, or delete train_tokens",
+    ),
+    Limit(
+        key="method.target_parameters",
+        refused=(True,),
+        why="these weights are in parts then, and no module of their own puts them together",
+        fix="write `strategy: fsdp`, or delete target_parameters",
     ),
 )
 """Limits of zero-3."""

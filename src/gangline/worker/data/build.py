@@ -28,7 +28,7 @@ from gangline.errors import DataError, GanglineError
 from gangline.formats import FORMATS, RowError, expected_columns
 from gangline.plugins import package_digest
 from gangline.row_files import KINDS, BadRow, BadRows, ReadPosition, SourceRow, compression, file_kind
-from gangline.runs.job import DataJob, Job, SourceJob
+from gangline.runs.job import NO_TOKENS, DataJob, Job, SourceJob
 from gangline.worker.data.choose import ChosenRow, Part, chosen_rows, needs_seed, num_passes
 from gangline.worker.data.model_folder import DigestCache, Hub, combine
 from gangline.worker.data.row_formats import Format, TokenSpan
@@ -125,6 +125,7 @@ def plan_sets(
         "format": data.format,
         "fields": dict(Format.of(data).fields),
         **({"roles": data.roles} if data.roles else {}),
+        **({"tokens": dataclasses.asdict(job.tokens)} if job.tokens != NO_TOKENS else {}),
         **_plugin_digest(data.format),
         "sequence_length": data.sequence_length,
         "packing": data.packing,

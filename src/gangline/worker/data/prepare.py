@@ -16,7 +16,7 @@ from typing import Any
 
 from gangline.errors import UsageError
 from gangline.formats import FORMATS
-from gangline.runs.job import Job
+from gangline.runs.job import NO_TOKENS, Job
 from gangline.worker.data.build import Tooling, ensure_set, plan_sets, sweep
 from gangline.worker.data.model_folder import (
     DigestCache,
@@ -105,13 +105,16 @@ def load_tooling(job: Job, folder: ModelFolder) -> Tooling:
 
     # the folder itself also for a hub model, unless it needs the Python files that only the hub has
     model = job.model if job.model.trust_remote_code else dataclasses.replace(job.model, path=str(folder.path))
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(model, job.tokens)
+    vocab_size = folder.vocab_size or len(tokenizer)
+    if job.tokens != NO_TOKENS:  # the model gets a row for each
+        vocab_size = max(vocab_size, len(tokenizer))
     chat = any(FORMATS[name].messages is not None for name in job.data.formats)
     render = chat_renderer(tokenizer, model=folder.name) if chat else None
     return Tooling(
         encoder=Encoder(tokenizer),
         format=Format.of(job.data, render),
-        vocab_size=folder.vocab_size or len(tokenizer),
+        vocab_size=vocab_size,
     )
 
 
