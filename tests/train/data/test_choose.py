@@ -6,6 +6,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
+from gangline import row_files
 from gangline.errors import DataError
 from gangline.row_files import BadRow, SourceRow
 from gangline.runs.job import DataJob, SliceJob, SourceJob
@@ -174,7 +175,7 @@ class TestSets:
         assert counts["label_tokens"] == book + chat + len(tokenizer.encode(" two dogs</s>"))
 
     def test_a_text_in_pieces_is_the_same_in_a_set_with_masks(self, tokens_of, write_rows, tmp_path):
-        (tmp_path / "book.txt").write_text("The rope joins every dog. " * 30_000)
+        (tmp_path / "book.txt").write_text("The rope joins every dog. " * 12_000)
         row = write_rows([{"prompt": "a", "completion": "b"}])
         book = SourceJob(files=(str(tmp_path / "book.txt"),), format="text")
         mix = SourceJob(mix=(book, SourceJob(files=(str(row),), format="completion")))
@@ -187,6 +188,18 @@ class TestSets:
         assert set(ids(alone)) < set(ids(mixed))
         assert len(one) == 1
         assert mixed.num_label_tokens == alone.num_label_tokens + 2
+
+    def test_a_text_in_pieces_counts_as_one_row(self, tokens_of, tmp_path, monkeypatch):
+        monkeypatch.setattr(row_files, "PIECE_CHARS", 1 << 12)
+        for name in ("a", "b", "c"):
+            (tmp_path / f"{name}.txt").write_text(("The rope joins every dog. " * 500) + name.replace("c", "a"))
+        files = tuple(str(tmp_path / f"{name}.txt") for name in ("a", "b", "c"))
+        (one,) = {tokens_of(file, packing=False).num_tokens for file in files}
+        for words, num_books in (({"max_samples": 2}, 2), ({"weight": 2.0}, 6), (of(1), 2), (of(-1), 1)):
+            tokens = tokens_of(train=SourceJob(files=files, **words), packing=False)
+            assert tokens.num_tokens == num_books * one
+            assert tokens.manifest["counts"]["source_rows"] == min(3, num_books)
+        assert tokens_of(*files, packing=False, deduplicate=True).num_tokens == 2 * one
 
     @pytest.mark.parametrize(
         "words",

@@ -230,6 +230,13 @@ class TestHub:
         tokens_of(train=SourceJob(hub="kennel/dogs"), hub=hub)
         assert len(hub.asked) == 1, "the set is found by its hash"
 
+    def test_nested_values_are_those_of_the_data_set_not_of_its_table(self, monkeypatch):
+        row = {"id": None, "messages": [{"role": "user", "content": "a", "name": None, "calls": [{"b": None, "c": 1}]}]}
+        monkeypatch.setattr("datasets.load_dataset", lambda *_words, **_options: [row])
+        (found,) = HuggingFace().rows(SourceJob(hub="kennel/dogs"), "c0ffee")
+        assert found.values == {"id": None, "messages": [{"role": "user", "content": "a", "calls": [{"c": 1}]}]}
+        assert found.place == "kennel/dogs/train row 1"
+
     @pytest.mark.parametrize("ask", [HuggingFace().revision, lambda source: list(HuggingFace().rows(source, "main"))])
     def test_without_a_network_the_error_says_what_to_do(self, ask):
         with pytest.raises(DataError, match=r"hub data set kennel/dogs.*cannot be read") as caught:

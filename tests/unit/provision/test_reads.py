@@ -88,6 +88,15 @@ def test_the_files_of_every_source_are_brought_and_read_where_they_lie(
     assert [(part.hub, part.weight) for part in there.parts] == [("a/b", 1.0), (None, 2.0), (None, 2.0)]
 
 
+def test_an_address_is_left_to_the_head(tmp_path: Path, model: Path, corpus: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    job = job_of(model)
+    source = dataclasses.replace(job.data.train, files=(str(corpus), "s3://kennel/rows.jsonl"))
+    job = dataclasses.replace(job, data=dataclasses.replace(job.data, train=source))
+    found = bring(job, cluster, transports, tmp_path)
+    assert found.localised(job, cluster.head).data.train.files == (found.data[str(corpus)], "s3://kennel/rows.jsonl")
+
+
 def test_what_is_there_is_not_brought_again(tmp_path: Path, model: Path, corpus: Path) -> None:
     cluster, transports = kennel(tmp_path, "pc1", "pc2")
     first = bring(job_of(model, corpus), cluster, transports, tmp_path)

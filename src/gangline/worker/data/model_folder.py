@@ -19,6 +19,7 @@ from gangline.errors import DataError, ModelError, error_summary
 from gangline.row_files import SourceRow
 from gangline.runs.files import file_digest, read_json, write_json
 from gangline.runs.job import ModelJob, SourceJob
+from gangline.worker.data.rows import without_nulls
 
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken",
@@ -196,7 +197,7 @@ class HuggingFace:
                 str(source.hub), source.hub_config, split=source.split, revision=commit, streaming=True
             )
             for number, values in enumerate(table, start=1):
-                yield SourceRow(f"{source.hub}/{source.split}", number, values, unit="row")
+                yield SourceRow(f"{source.hub}/{source.split}", number, without_nulls(values), unit="row")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,18 +39,22 @@ def _read_table(file: str, columns: frozenset[str], base: int, position: ReadPos
         for part, batch in (_parquet if file_kind(file) == "parquet" else _arrow)(file, columns):
             for values in batch.to_pylist():
                 number += 1
-                given = {name: _given(value) if type(value) in _NESTED else value for name, value in values.items()}
-                yield SourceRow(file, number, given, unit="row")
+                yield SourceRow(file, number, without_nulls(values), unit="row")
             position.done_bytes = base + int(size * part)
 
 
 _NESTED = (dict, list)
 
 
-def _given(value: Any) -> Any:
-    """A nested value as it was before it became a table: there every object has the keys of all, null where it had
-    none.
+def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a row of a table, nested ones as they were before they became one.
+
+    In a table every object has the keys of all, null where it had none. A column that is null stays.
     """
+    return {name: _given(value) if type(value) in _NESTED else value for name, value in values.items()}
+
+
+def _given(value: Any) -> Any:
     if type(value) is dict:
         return {key: _given(each) if type(each) in _NESTED else each for key, each in value.items() if each is not None}
     if type(value) is list:
