@@ -28,7 +28,7 @@ from gangline.context import (
     reached,
     starting,
 )
-from gangline.control.equip import claim, equip, preview, require_engine, slots_held
+from gangline.control.equip import claim, equip, preview, slots_held
 from gangline.control.start import (
     bring_inputs,
     carry_on,
@@ -77,7 +77,6 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
     job, cluster = load(start)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = _startable(job, cluster, context, force=start.force)
-        require_engine(decision.plan, decision.cluster, decision.inventory)
         claim(cluster, context)
         program = worker_program(decision.job)
         with (
@@ -169,7 +168,6 @@ def _ended_run(
 def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Context, *, force: bool) -> None:
     layout = run.layout
     decision = _startable(Job.load(layout.job), cluster, context, force=force, look=False)
-    require_engine(decision.plan, decision.cluster, decision.inventory)
     claim(cluster, context)
     with preparing(layout, next_state(ended), before=ended):
         ready = equip(decision.inspection, context, job=decision.job)
@@ -199,6 +197,7 @@ def _startable(job: Job, cluster: Cluster, context: Context, *, force: bool, loo
     """The decision; raises what stops the start: rows, a finding, or a plan that is too slow."""
     decision = decide(job, cluster, context, look=look)
     require(decision.findings)
+    decision.needs.require()
     require_startable(decision.job, decision.job_forecast, force=force)
     return decision
 

@@ -65,6 +65,19 @@ class NoOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """A key that an exporter needs on the head."""
+
+    variable: str
+    netrc: str = ""
+    """Its machine in ~/.netrc of the head, which is as good."""
+    off: tuple[str, ...] = ()
+    """Settings that go without it, such as "WANDB_MODE=offline"."""
+    how: str = ""
+    """How a user gets one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
     """One exporter: its options, and the function that opens it."""
 
@@ -79,6 +92,10 @@ class Exporter:
     """Whether a job has it that says nothing about it."""
     modules: tuple[str, ...] = ()
     """Slow imports of `open`, done before the ranks start."""
+    package: str = ""
+    """A package that the head needs for it; a start without is refused."""
+    secret: Secret | None = None
+    """A key that the head needs for it; a start without is refused."""
 
     def __post_init__(self) -> None:
         require_row(self.open, self.options)
@@ -213,7 +230,18 @@ EXPORTERS: Table[Exporter] = Table(
     "gangline.exporters",
     {
         "tensorboard": Exporter(open=_TensorBoard, help=_FILES, default=True, modules=("torch.utils.tensorboard",)),
-        "wandb": Exporter(open=_Wandb, help=_PROJECT, options=WandbOptions),
+        "wandb": Exporter(
+            open=_Wandb,
+            help=_PROJECT,
+            options=WandbOptions,
+            package="wandb",
+            secret=Secret(
+                variable="WANDB_API_KEY",
+                netrc="api.wandb.ai",
+                off=("WANDB_MODE=offline", "WANDB_MODE=disabled"),
+                how="copy it from https://wandb.ai/authorize: export WANDB_API_KEY=...",
+            ),
+        ),
     },
     read=instance_of(Exporter),
 )

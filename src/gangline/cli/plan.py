@@ -64,5 +64,6 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     require_fit(prediction)
     if prediction.decision is not None:
         require(prediction.decision.findings)
+        prediction.decision.needs.require()
     if commands and not as_json:
         print_data(app.rehearse(start, console=console))

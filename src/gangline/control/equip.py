@@ -14,12 +14,10 @@ from pathlib import Path, PurePath
 from gangline.context import Context
 from gangline.control.supervision import SupervisorRecord, choose_in_background, choose_supervisor_host
 from gangline.decide.inspect import InspectResult
-from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
-from gangline.inventory.facts import Inventory
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.inventory.gather import gather
 from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.launch.backends import BACKENDS
-from gangline.planner.plan import Plan
 from gangline.plugins import package_version
 from gangline.provision.ask import ask_agent
 from gangline.provision.code import place_code, preview_code
@@ -233,41 +231,3 @@ def setup_here(*, lock: Path | None, dry_run: bool, home: Path, console: Console
         torch=next((pin.version for pin in pins if pin.name == "torch"), "none"),
         has_gpu=any(facts.gpus for facts in inventory.hosts),
     )
-
-
-# The package of a strategy, such as DeepSpeed, which every host's environment must have before a start.
-
-
-def require_engine(plan: Plan, cluster: Cluster, inventory: Inventory) -> None:
-    """Raise UsageError that names every host without the package of the plan's strategy."""
-    package = plan.half.capabilities.package
-    if not package:
-        return
-    locked = [
-        host.name for host in cluster.hosts if host.environment.kind == "locked" and not _is_pinned(host, package)
-    ]
-    bare = [
-        host.name for host in cluster.hosts if host.environment.kind != "locked" and not _has(host, inventory, package)
-    ]
-    seen = f"{package} is not among the packages of their Python"
-    fix = f"pip install 'gangline[{package}]' into it on each, or write strategy: fsdp"
-    if locked:
-        seen = f"their environment is built from a lock without {package}: it comes as source alone, and gangline "
-        seen += "carries wheels"
-        fix = (
-            f"pip wheel --no-deps {package}, and a lock of yours with that folder as --find-links and its version; "
-            f"or an environment of your own with pip install 'gangline[{package}]'; or write strategy: fsdp"
-        )
-    if hosts := locked or bare:
-        what = f"strategy: {plan.strategy} needs {package}, which {' '.join(hosts)} would not have"
-        raise UsageError(what, seen=seen, fix=fix)
-
-
-def _is_pinned(host: Host, package: str) -> bool:
-    return any(pin.name == package for pin in load_lock(host.environment.path).pins)
-
-
-def _has(host: Host, inventory: Inventory, package: str) -> bool:
-    facts = inventory.of(host.name)
-    # the packages of a Python that did not answer are unknown; a rank would fail with the reason
-    return facts is None or facts.python_reason is not None or bool(facts.packages.get(package))

@@ -11,6 +11,7 @@ from gangline.context import Context
 from gangline.decide.forecast import JobForecast, forecast_job
 from gangline.decide.hosts import refit_profiles, world_of
 from gangline.decide.inspect import START, InspectResult, inspect
+from gangline.decide.needs import Needs, find_needs, with_packages
 from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
 from gangline.decide.told_before import start_lines
 from gangline.inventory.facts import Inventory
@@ -35,6 +36,7 @@ class Decision:
     plan: Plan
     world: PlannedCluster
     job_forecast: JobForecast
+    needs: Needs
 
     @property
     def inventory(self) -> Inventory:
@@ -59,6 +61,7 @@ def decide(job: Job, cluster: Cluster, context: Context, *, look: bool = True) -
     since the last look teach it.
     """
     rows = _rows(job, cluster, context) if look else RowsReport()
+    cluster = with_packages(cluster, job)
     with ThreadPoolExecutor(max_workers=1) as pool:
         tokens = pool.submit(with_lengths, rows, job, cluster.hosts, context.deps) if rows.sources else None
         inspection = inspect(cluster, START, context, silent=True)
@@ -79,7 +82,8 @@ def decide(job: Job, cluster: Cluster, context: Context, *, look: bool = True) -
         notes=job_forecast.dated(inspection.inventory) if job_forecast.runnable else (),
     )
     findings = start_lines(inspection.findings, cluster, context.home)
-    for line in (*rows.lines(job), *explain(drafted), *findings):
+    needs = find_needs(job, drafted.strategy, cluster, inspection.inventory, context)
+    for line in (*rows.lines(job), *needs.lines, *explain(drafted), *findings):
         context.console.report(line)
     return Decision(
         asked=asked,
@@ -90,6 +94,7 @@ def decide(job: Job, cluster: Cluster, context: Context, *, look: bool = True) -
         plan=drafted,
         world=world,
         job_forecast=job_forecast,
+        needs=needs,
     )
 
 

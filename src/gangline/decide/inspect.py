@@ -21,7 +21,7 @@ from gangline.inventory.pairs import Skipped, Tier
 from gangline.inventory.probe import probe_pairs
 from gangline.inventory.rank_interface import NetworkChoice, rank_network
 from gangline.provision.console import Console
-from gangline.provision.requirements import load_lock
+from gangline.provision.requirements import lock_of
 from gangline.provision.trees import How, Mark, Spot, look, spot_on
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.fanout import in_parallel
@@ -36,7 +36,7 @@ def with_building(cluster: Cluster, inventory: Inventory, transports: Transports
 
 
 def _by_lock(host: Host) -> BuildFacts:
-    lock = load_lock(host.environment.path)
+    lock = lock_of(host.environment)
     return BuildFacts(lock=lock.hash, torch=next((pin.version for pin in lock.pins if pin.name == "torch"), None))
 
 

@@ -120,7 +120,9 @@ class Prediction:
     @property
     def can_start(self) -> bool:
         """Whether `train` would get as far as starting something."""
-        if self.decision is None or any(each.severity == "fail" for each in self.decision.findings):
+        if self.decision is None or self.decision.needs.missing:
+            return False
+        if any(each.severity == "fail" for each in self.decision.findings):
             return False
         return self.job_forecast.choice is None or self.job_forecast.runnable is not None
 
@@ -352,7 +354,7 @@ def plan_lines(prediction: Prediction, traced: Sequence[Traced], *, home: Path, 
         if (network := load_network(home, decision.inspection.cluster)) is not None:
             lines.append(network_line(network))
     if decision is not None:
-        lines += [line for finding in decision.findings for line in finding.lines()]
+        lines += [*decision.needs.lines, *(line for finding in decision.findings for line in finding.lines())]
     return lines
 
 

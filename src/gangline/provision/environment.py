@@ -22,7 +22,7 @@ from gangline.inventory.gather import environments_folder, read_building
 from gangline.provision.ask import ask_agent, run_there
 from gangline.provision.console import SILENT, Console, shown
 from gangline.provision.relay import Cargo, bring
-from gangline.provision.requirements import Lock, load_lock
+from gangline.provision.requirements import Lock, lock_of
 from gangline.provision.trees import Spot, here, is_shared, spot_on
 from gangline.provision.wheelhouse import NoWheels, Platform, Wheelhouse, gather_wheels
 from gangline.runs.cluster import Cluster, Host
@@ -129,7 +129,7 @@ def look_around(hosts: Sequence[Host], transports: Mapping[str, Transport], gpus
 
 
 def _look(host: Host, transport: Transport, *, has_gpu: bool) -> Site:
-    lock, is_own = load_lock(host.environment.path), host.environment.path is None
+    lock, is_own = lock_of(host.environment), host.environment.path is None
     request = {"do": "look", "root": str(environments_folder(host))}
     answer = ask_agent(transport, "environment", request, timeout_s=LOOK_S)
     with understood(host.name, "the Pythons there"):

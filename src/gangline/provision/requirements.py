@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.resources
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UsageError
 from gangline.provision.console import shown
+from gangline.runs.cluster import Environment
+from gangline.tested import BY_NAME
 from gangline.transport.fanout import once
 
 if TYPE_CHECKING:  # importing packaging takes 40 ms, and most commands read no lock
@@ -75,6 +78,19 @@ class Lock:
         environment = linux_environment(version, machine)
         markers = ((pin, pin.requirement.marker) for pin in self.pins)
         return tuple(pin for pin, marker in markers if marker is None or marker.evaluate(environment))
+
+
+ADDED: Mapping[str, str] = {"deepspeed": BY_NAME["deepspeed"].newest, "wandb": "0.31.0"}
+"""Packages that gangline adds to its own lock where a job needs them -> their version. pip finds what they need in
+turn, within the lock."""
+SOURCE_ALONE = frozenset({"deepspeed"})
+"""They come as source alone: pip on this computer makes their wheel."""
+
+
+def lock_of(environment: Environment) -> Lock:
+    """The lock of an environment that gangline builds, with what the job needs besides. Raises UsageError."""
+    lock = load_lock(environment.path)
+    return dataclasses.replace(lock, pins=(*lock.pins, *map(pin_of, environment.packages)))
 
 
 @once

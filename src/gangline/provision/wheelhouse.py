@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gangline.errors import GanglineError
 from gangline.provision.console import SILENT, Console, shown
-from gangline.provision.requirements import Lock, Pin, pin_of
+from gangline.provision.requirements import SOURCE_ALONE, Lock, Pin, pin_of
 from gangline.provision.trees import Tree, look
 from gangline.provision.trees import here as spot_here
 from gangline.runs.cluster import Host
@@ -134,6 +134,7 @@ def _gather(lock: Lock, kind: Platform, folder: Path, *, console: Console) -> No
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700, parents=True)
     try:
+        _build_wheels(lock, kind, fresh, console=console)
         _download_any(_choices(lock, kind), lock, kind, fresh, console=console)
         _add_uv(lock, kind, fresh, console=console)
         rows = [_row(path) for path in sorted(fresh.glob("*.whl"))]
@@ -144,6 +145,24 @@ def _gather(lock: Lock, kind: Platform, folder: Path, *, console: Console) -> No
         console.report(f"{len(rows)} packages for {kind.words} gathered: {size}")
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _build_wheels(lock: Lock, kind: Platform, folder: Path, *, console: Console) -> None:
+    """The wheels of packages that come as source alone: nothing in them depends on the host."""
+    pins = [pin.line for pin in lock.pins_for(kind.version, kind.machine) if pin.name in SOURCE_ALONE]
+    if not pins:
+        return
+    console.progress(f"making the wheel of {', '.join(pins)}")
+    here = LocalTransport(Host(name="this computer", workdir="", python=sys.executable))
+    options = ("--no-deps", "--no-input", "--progress-bar=off", "--disable-pip-version-check", "--wheel-dir")
+    argv = [*our_python("pip", "wheel"), *options, str(folder), *pins]
+    result = here.run(argv, env={"DS_BUILD_OPS": "0"}, timeout_s=DOWNLOAD_S)
+    if result.returncode != 0 or not all(path.name.endswith("-none-any.whl") for path in folder.glob("*.whl")):
+        raise GanglineError(
+            f"the wheel of {', '.join(pins)} cannot be made on this computer",
+            seen=f"pip says:\n{_last_words(result)}",
+            fix="put that right; or name an environment of your own that has it in cluster.yaml",
+        )
 
 
 def _row(path: Path) -> str:
@@ -172,7 +191,7 @@ def _cpu_build(pin: Pin) -> Pin:
 
 def _download_any(choices: list[list[Pin]], lock: Lock, kind: Platform, folder: Path, *, console: Console) -> None:
     for pins in choices:
-        result = _run_pip(wanted_text(pins, lock), kind, folder, num_packages=len(pins), console=console)
+        result = _run_pip(wanted_text(pins, lock, folder), kind, folder, num_packages=len(pins), console=console)
         if result.returncode == 0:
             return
         if pins is choices[-1] or "torch==" not in _last_words(result) or _is_cut_off(result):
@@ -228,10 +247,11 @@ def download_argv(wanted: Path, kind: Platform, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def wanted_text(pins: Sequence[Pin], lock: Lock) -> str:
-    """What pip is asked for: where to look, and the packages."""
+def wanted_text(pins: Sequence[Pin], lock: Lock, folder: Path | None = None) -> str:
+    """What pip is asked for: where to look, and the packages. folder: wheels that were made here lie there."""
     rows = [" ".join([pin.line, *(f"--hash={digest}" for digest in pin.hashes)]) for pin in pins]
-    return "".join(f"{line}\n" for line in [*lock.options, *rows])
+    made = [f"--find-links {folder}"] if any(pin.name in SOURCE_ALONE for pin in pins) else []
+    return "".join(f"{line}\n" for line in [*lock.options, *made, *rows])
 
 
 def _run_pip(text: str, kind: Platform, folder: Path, *, num_packages: int, console: Console) -> CommandResult:

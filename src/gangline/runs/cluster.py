@@ -22,6 +22,8 @@ class Environment:
     folder. apptainer: the image. On the host, but for the lock."""
     modules: tuple[str, ...] = ()
     """modules: what to load, in this order."""
+    packages: tuple[str, ...] = ()
+    """locked: what the job needs beyond gangline's own lock, such as "wandb==0.31.0"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ PACKAGES = (
     "accelerate",
     "deepspeed",
     "bitsandbytes",
+    "flash-attn",
+    "wandb",
     "triton",
     "tensorboard",
     "nvidia-nccl-cu11",
