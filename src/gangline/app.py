@@ -25,6 +25,7 @@ from gangline.context import (
     StartOptions,
     load,
     load_cluster,
+    load_job,
     reached,
     starting,
 )
@@ -56,6 +57,7 @@ from gangline.control.user_command import (
 from gangline.decide.decide import Decision, decide
 from gangline.decide.forecast import require_startable
 from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
+from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
 from gangline.launch.backend import LaunchRequest
 from gangline.provision.checkpoint_sources import bring, survey_places
 from gangline.provision.console import Console
@@ -260,6 +262,16 @@ def _command_lines(record: CommandRecord, run_id: str, attempt: int, cluster: Cl
     inspection = _inspected(cluster, context)
     gang = command_gang(cluster, run_id, attempt)
     return printed(render(preview(inspection, context), gang, context, program=program_of(record, gang)))
+
+
+def check_rows(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -> tuple[Job, RowsReport]:
+    """Look at the rows of a job, by their shape and their tokens. Changes nothing, and asks no host."""
+    job = load_job(start)
+    console.progress("reading the rows")
+    rows = look_at_rows(job, (), deps)
+    if not rows.errors(job):
+        job, rows = settled_length(job, with_lengths(rows, job, (), deps), deps.variables)
+    return job, rows
 
 
 def check(

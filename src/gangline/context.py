@@ -108,10 +108,15 @@ class StartOptions:
 
 def load(start: StartOptions) -> tuple[Job, Cluster]:
     """The job and the cluster of the user's files; raises SpecError with every mistake."""
-    # pydantic costs 0.2 s, which only verbs that read the user's files pay
-    from gangline.config.load import load_job
+    return load_job(start), load_cluster(start.cluster, start.home)
 
-    return load_job(start.job, start.overrides), load_cluster(start.cluster, start.home)
+
+def load_job(start: StartOptions) -> Job:
+    """The job of the user's file; raises SpecError with every mistake."""
+    # pydantic costs 0.2 s, which only verbs that read the user's files pay
+    from gangline.config.load import load_job as from_file
+
+    return from_file(start.job, start.overrides)
 
 
 def read_cluster(layout: RunLayout) -> Cluster:

@@ -1,8 +1,9 @@
-"""`gangline check [CLUSTER]`: look at every host."""
+"""`gangline check [CLUSTER | JOB]`: look at every host, and at the rows of a job."""
 
 from __future__ import annotations
 
 import enum
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from gangline import app
 from gangline.checks.judge import require
 from gangline.cli.options import AsJson, argument, option
 from gangline.cli.output import Terminal, print_answer, process_age_s
-from gangline.context import cluster_file, default_home
+from gangline.context import StartOptions, cluster_file, default_home
 from gangline.decide.inspect import InspectOptions, InspectResult
 from gangline.decide.told_before import acknowledged_line, is_acknowledged
 from gangline.errors import CheckFailed
@@ -29,7 +30,11 @@ class CheckTier(str, enum.Enum):
 
 def command(
     cluster: Annotated[
-        Path | None, argument("CLUSTER", "cluster.yaml or a hostfile; by default ./cluster.yaml, else this computer")
+        Path | None,
+        argument(
+            "CLUSTER | JOB",
+            "cluster.yaml or a hostfile; by default ./cluster.yaml, else this computer. A job.yaml: its rows, too",
+        ),
     ] = None,
     tier: Annotated[
         CheckTier,
@@ -43,8 +48,10 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Look for faults on every host; changes nothing. Exit code 3 if a check fails, 4 if a host does not answer."""
+    job, cluster = (cluster, None) if cluster is not None and _is_job(cluster) else (None, cluster)
     options = InspectOptions(tier=tier.value, only=tuple(only or ()), paths=tuple(same or ()))
     console = Terminal()
+    found = None if job is None else app.check_rows(StartOptions(home=default_home(), job=job), console=console)
     inspection = app.check(cluster_file(cluster), home=default_home(), options=options, console=console)
     console.clear()
     seconds = process_age_s() or inspection.seconds
@@ -55,11 +62,27 @@ def command(
         "tier": tier.value,
         "seconds": round(seconds, 2),
     }
-    print_answer(answer, _screen(inspection, options, seconds), as_json=as_json)
+    rows = [] if found is None else found[1].lines(found[0])
+    if found is not None:
+        answer["rows"] = {"lines": rows, "errors": [error.to_json() for error in found[1].errors(found[0])]}
+    print_answer(answer, [*_screen(inspection, options, seconds), *rows], as_json=as_json)
+    if found is not None:
+        found[1].require(found[0])
     require(inspection.findings)
     warned = [finding for finding in inspection.findings if finding.severity == "warn"]
     if strict and not all(is_acknowledged(finding, inspection.cluster) for finding in warned):
         raise CheckFailed("a check warns, and --strict was asked for", fix="see above")
+
+
+JOB_KEY = re.compile(r"^[\"']?(model|data|batch)[\"']?\s*:", re.MULTILINE)
+
+
+def _is_job(path: Path) -> bool:
+    """Whether a file describes a job; a cluster has none of these keys."""
+    try:
+        return JOB_KEY.search(path.read_text(encoding="utf-8")) is not None
+    except (OSError, UnicodeDecodeError):  # its reader says so
+        return False
 
 
 def _screen(inspection: InspectResult, options: InspectOptions, seconds: float) -> list[str]:

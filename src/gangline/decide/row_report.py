@@ -181,10 +181,14 @@ class RowsReport:
             found.append(f"length     sequence_length {job.data.sequence_length}: {self.length_reason}")
         return found if self.lengths is None else [*found, *self.lengths.overlong(job)]
 
+    def errors(self, job: Job) -> list[DataError]:
+        """What stops a start."""
+        errors = [error for source in self.sources for error in source.errors()]
+        return errors if self.lengths is None else [*errors, *self.lengths.errors(job)]
+
     def require(self, job: Job) -> None:
         """Raise one DataError that names every file that cannot be read, and the first rows that cannot be used."""
-        errors = [error for source in self.sources for error in source.errors()]
-        errors += [] if self.lengths is None else self.lengths.errors(job)
+        errors = self.errors(job)
         if not errors:
             return
         what = "\n".join(dict.fromkeys(error.what for error in errors))
