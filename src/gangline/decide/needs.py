@@ -25,7 +25,7 @@ NETRC_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class NeededPackage:
     """A package that a job needs."""
 
     package: str
@@ -40,23 +40,27 @@ class Need:
         return cluster.hosts[:1] if self.head_only else cluster.hosts
 
 
-def needs_of(job: Job, *, strategy: str | None = None) -> tuple[Need, ...]:
+def needs_of(job: Job, *, strategy: str | None = None) -> tuple[NeededPackage, ...]:
     """What a job needs. strategy: the one of the plan, where the job leaves it open."""
     return tuple(_needs(job, strategy or job.strategy.kind))
 
 
-def _needs(job: Job, strategy: str) -> Iterator[Need]:
+def _needs(job: Job, strategy: str) -> Iterator[NeededPackage]:
     if strategy != AUTO and (package := plan_half(strategy).capabilities.package):
-        yield Need(package=package, why=f"strategy: {strategy}", otherwise="strategy: fsdp")
+        yield NeededPackage(package=package, why=f"strategy: {strategy}", otherwise="strategy: fsdp")
     if job.method.kind == "qlora":
-        yield Need(package="bitsandbytes", why="method: qlora", otherwise="method: lora")
+        yield NeededPackage(package="bitsandbytes", why="method: qlora", otherwise="method: lora")
     if job.optimizer.kind.endswith("8bit"):
-        yield Need(package="bitsandbytes", why=f"optimizer: {job.optimizer.kind}", otherwise="optimizer: adamw")
+        yield NeededPackage(
+            package="bitsandbytes", why=f"optimizer: {job.optimizer.kind}", otherwise="optimizer: adamw"
+        )
     if job.model.attention == "flash_attention_2":
-        yield Need(package="flash-attn", why="model.attention: flash_attention_2", otherwise="model.attention: sdpa")
+        yield NeededPackage(
+            package="flash-attn", why="model.attention: flash_attention_2", otherwise="model.attention: sdpa"
+        )
     for name in job.report.exporters:
         if package := EXPORTERS[name].package:
-            yield Need(package=package, why=f"report.{name}", otherwise=f"report.{name}: none", head_only=True)
+            yield NeededPackage(package=package, why=f"report.{name}", otherwise=f"report.{name}: none", head_only=True)
 
 
 def with_packages(cluster: Cluster, job: Job) -> Cluster:
@@ -114,7 +118,7 @@ def find_needs(job: Job, strategy: str, cluster: Cluster, inventory: Inventory, 
     return Needs(lines=tuple(lines), missing=tuple(missing))
 
 
-def _without(need: Need, cluster: Cluster, inventory: Inventory) -> Iterator[UsageError]:
+def _without(need: NeededPackage, cluster: Cluster, inventory: Inventory) -> Iterator[UsageError]:
     """One error for hosts with a lock of gangline or the user, one for hosts with environments that are there."""
     built = [host for host in need.hosts(cluster) if host.environment.kind == "locked"]
     locked = [host for host in built if not any(pin.name == need.package for pin in lock_of(host.environment).pins)]
@@ -149,7 +153,7 @@ def _without(need: Need, cluster: Cluster, inventory: Inventory) -> Iterator[Usa
         )
 
 
-def _lack(need: Need, names: Sequence[str], *, seen: str, fix: str) -> UsageError:
+def _lack(need: NeededPackage, names: Sequence[str], *, seen: str, fix: str) -> UsageError:
     what = f"{need.why} needs {need.package}, which {' '.join(names)} would not have"
     return UsageError(what, seen=f"{' '.join(names)}: {seen}", fix=fix)
 
