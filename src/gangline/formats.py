@@ -517,3 +517,8 @@ def _share_gpt(value: Any) -> dict[str, str]:
     if isinstance(value, list) and value and isinstance(value[0], dict) and {"from", "value"} <= set(value[0]):
         return {"role": "from", "content": "value"}
     return {}
+
+
+def has_conversations(name: str) -> bool:
+    """Whether the rows of a format are messages, which a chat template turns into text."""
+    return FORMATS[name].messages is not None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gangline.callbacks import CALLBACKS
+from gangline.chat_templates import CHAT_TEMPLATES
 from gangline.config.job_model import (
     DataWords,
     EvaluationSourceWords,
@@ -32,7 +33,7 @@ from gangline.config.mistakes import (
 from gangline.config.strategy_rules import check_strategy, resolve_strategy, resolved_optimizer
 from gangline.config.validate import Checked
 from gangline.exporters import EXPORTERS
-from gangline.formats import FORMATS, ROLES, fields_of
+from gangline.formats import FORMATS, ROLES, fields_of, has_conversations
 from gangline.optimizers import OPTIMIZERS
 from gangline.row_files import is_remote
 from gangline.runs.decode import build
@@ -40,12 +41,14 @@ from gangline.runs.gang import nearby, whole_counts
 from gangline.runs.job import (
     DEFAULT_LENGTH,
     SCHEDULE_KEYS,
+    ChatTemplateJob,
     CheckpointJob,
     DataJob,
     EarlyStoppingJob,
     EvaluationJob,
     FailureJob,
     Job,
+    LearnJob,
     ModelJob,
     OptimizerJob,
     ReportJob,
@@ -596,7 +599,9 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
     train = resolve_source(checked, ("data", "train"), words.train, folder=folder)
     evaluation, fraction = resolve_evaluation(checked, words.eval, folder=folder)
     data = DataJob(
-        **words.model_dump(exclude={"train", "eval", "overlong", "sequence_length"}),
+        **words.model_dump(
+            exclude={"train", "eval", "overlong", "sequence_length", "chat_template", "learn"},
+        ),
         sequence_length=words.sequence_length or DEFAULT_LENGTH,
         train=train or SourceJob(),
         evaluation=evaluation,
@@ -605,6 +610,9 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
     _check_names(checked, ("data",), data.format, words)
     _check_parts(checked, data)
     _check_cuts(checked, data)
+    _check_learn(checked, data.formats)
+    template = resolve_chat_template(checked, formats=data.formats, folder=folder)
+    learn = build(LearnJob, words.learn.model_dump())
     whole = any(FORMATS[name].whole for name in data.formats)
     if not whole and words.overlong == "split":
         checked.report(
@@ -614,7 +622,64 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
             fix="write `overlong: truncate` or `overlong: fail`",
             reads=(("data", "format"),),
         )
-    return dataclasses.replace(data, overlong=words.overlong or ("split" if whole else "truncate"))
+    overlong = words.overlong or ("split" if whole else "truncate")
+    return dataclasses.replace(data, overlong=overlong, chat_template=template, learn=learn)
+
+
+def resolve_chat_template(
+    checked: Checked[JobWords], *, formats: Sequence[str], folder: Path
+) -> ChatTemplateJob | None:
+    """The text of the template that `data.chat_template` names; a mistake is recorded in `checked`."""
+    words, key = checked.words.data, ("data", "chat_template")
+    if words.chat_template is None:
+        return None
+    if not any(map(has_conversations, formats)):
+        checked.report(
+            key,
+            seen=f"a chat template with format: {listed(formats)}",
+            expected="a format whose rows are messages, such as chat",
+            fix="delete it, or write `format: chat`",
+            reads=(("data", "format"),),
+        )
+    base = Path.cwd() if checked.document.from_command_line(key) else folder
+    path = absolute(words.chat_template, base)
+    if path.is_file():
+        try:
+            return ChatTemplateJob(name=path.name, text=path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            checked.report(key, seen=str(error), expected="a file of UTF-8 text", fix="name the template's file")
+            return None
+    if (text := CHAT_TEMPLATES.get(words.chat_template)) is not None:
+        return ChatTemplateJob(name=words.chat_template, text=text)
+    near = nearest(words.chat_template, CHAT_TEMPLATES)
+    checked.report(
+        key,
+        seen=f"neither a file nor a known template: {quote(words.chat_template)}",
+        expected=f"a file such as chat.jinja, or {listed(list(CHAT_TEMPLATES), limit=20)}",
+        fix=f"did you mean {quote(near)}?" if near else what_was_meant(words.chat_template, base),
+    )
+    return None
+
+
+def _check_learn(checked: Checked[JobWords], formats: Sequence[str]) -> None:
+    chat, given = any(map(has_conversations, formats)), checked.words.data.learn.model_fields_set
+    for name in ("roles", "thinking", "weight_field"):
+        if name in given and not chat:
+            checked.report(
+                ("data", "learn", name),
+                seen=f"{name} with format: {listed(formats)}",
+                expected="a format whose rows are messages, such as chat",
+                fix="delete it, or write `format: chat`",
+                reads=(("data", "format"),),
+            )
+    if "end_token" in given and all(FORMATS[name].whole for name in formats):
+        checked.report(
+            ("data", "learn", "end_token"),
+            seen=f"end_token with format: {listed(formats)}, of which every token is learned",
+            expected="a format of which answers are learned",
+            fix="delete it",
+            reads=(("data", "format"),),
+        )
 
 
 def _check_parts(checked: Checked[JobWords], data: DataJob) -> None:

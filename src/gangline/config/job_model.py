@@ -290,6 +290,21 @@ class EvaluationSourceWords(SourceWords):
     """This part of the training rows, chosen by content, is evaluated on and never trained on."""
 
 
+class LearnWords(Section):
+    """The tokens that are learned, beyond what the format says."""
+
+    roles: Annotated[Annotated[list[Text], Field(min_length=1)], OneOrMore()] = Field(default=["assistant"])
+    """Roles whose messages are learned. Of the `assistant` all that the template writes for an answer; of others
+    (`user`, `tool`) their words."""
+    thinking: Literal["all", "last", "none"] = "all"
+    """Thinking that is learned, out of what the template writes: `all`; `last`: after the last message of the user;
+    `none`."""
+    end_token: bool = True
+    """Learn what ends an answer: the end of the turn in a conversation, the end of the text elsewhere."""
+    weight_field: Annotated[Text | None, NONE] = "weight"
+    """Key of a message that says whether it is learned: 1, or 0. A message without the key is."""
+
+
 class DataWords(Section):
     """What the model reads, and on which tokens it is trained."""
 
@@ -328,6 +343,11 @@ class DataWords(Section):
     """Leave out rows whose values are those of a row before, in any source of the set."""
     skip_bad_rows: bool = False
     """Go on without rows that cannot be read (they are counted) instead of stopping."""
+    chat_template: Annotated[Text | None, NONE, Field(examples=["chatml"])] = None
+    """In place of the tokenizer's own: a file, or `alpaca`, `chatml`, `gemma`, `llama2`, `llama3`, `mistral`, `phi3`,
+    `vicuna`, `zephyr`. Kept with the run and written into the export."""
+    learn: LearnWords = LearnWords()
+    """The tokens that are learned, beyond what the format says."""
 
 
 class BatchWords(Section):

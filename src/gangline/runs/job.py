@@ -156,6 +156,28 @@ class SourceJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTemplateJob:
+    """A chat template in place of the tokenizer's own; its text stays with the run and goes into the export."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnJob:
+    """Which tokens of a row are learned, beyond what its format says."""
+
+    roles: tuple[str, ...] = ("assistant",)
+    """Whose messages are learned."""
+    thinking: Literal["all", "last", "none"] = "all"
+    """Thinking that is learned, of what the template writes: all, after the last message of the user, none."""
+    end_token: bool = True
+    """Learn what ends an answer: the end of the turn, or the end of the text."""
+    weight_field: str | None = "weight"
+    """Key of a message that says whether it is learned, 1 or 0; a message without is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataJob:
     """What the model reads, and on which tokens it is trained."""
 
@@ -177,6 +199,9 @@ class DataJob:
     overlong: Literal["split", "truncate", "drop", "fail"] = "split"
     """A text row longer than a sample is split; other formats know `truncate`, `drop` and `fail`."""
     skip_bad_rows: bool = False
+    chat_template: ChatTemplateJob | None = None
+    """None: the tokenizer's own."""
+    learn: LearnJob = LearnJob()
     max_samples: int | None = None
     """Rows to train on at the most, of all sources; see `SourceJob.max_samples`. They are counted before a part of them
     is set apart for evaluation."""

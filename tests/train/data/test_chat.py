@@ -4,6 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gangline.errors import DataError
+from gangline.runs.job import ChatTemplateJob, LearnJob
 from gangline.worker.data import NO_TARGET
 
 PLAIN = (
@@ -34,9 +35,10 @@ TALK = [
 
 @pytest.fixture
 def chat(make_model, tokens_of, write_rows):
-    def tokenise(template, messages=TALK, **options):
+    def tokenise(template, messages=TALK, learn=LearnJob(), chat_template=None, **options):  # noqa: B008 - frozen
         folder = make_model(template=template, **options)
-        tokens = tokens_of(write_rows([{"messages": messages}]), folder=folder, format="chat", sequence_length=256)
+        how = {"format": "chat", "sequence_length": 256, "learn": learn, "chat_template": chat_template}
+        tokens = tokens_of(write_rows([{"messages": messages}]), folder=folder, **how)
         return tokens.sample(0), AutoTokenizer.from_pretrained(folder)
 
     return tokenise
@@ -46,21 +48,20 @@ def learned(sample, tokenizer):
     return tokenizer.decode(sample.targets[sample.targets != NO_TARGET])
 
 
-def test_without_generation_tags_the_turns_are_found_by_prefix(chat):
+def test_without_generation_tags_the_turns_are_those_of_the_loop(chat):
     sample, tokenizer = chat(PLAIN)
-    text = tokenizer.apply_chat_template(TALK, tokenize=False)
-    assert tokenizer.decode(sample.input_ids) == text + "</s>"
-    assert learned(sample, tokenizer) == "six dogs<|end|>\nhello back<|end|>\n</s>"
+    assert list(sample.input_ids) == list(tokenizer.apply_chat_template(TALK)["input_ids"])
+    assert learned(sample, tokenizer) == "six dogs<|end|>\nhello back<|end|>\n"
 
 
 def test_with_generation_tags_the_template_decides(chat):
     sample, tokenizer = chat(TAGGED)
     expected = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
-    assert list(sample.input_ids)[:-1] == list(expected["input_ids"])
+    assert list(sample.input_ids) == list(expected["input_ids"])
     mask = expected["assistant_masks"][1:]
     targets = [token if learns else NO_TARGET for token, learns in zip(expected["input_ids"][1:], mask, strict=True)]
-    assert list(sample.targets) == [*targets, tokenizer.eos_token_id, NO_TARGET]
-    assert learned(sample, tokenizer) == "six dogs<|end|>hello back<|end|></s>"
+    assert list(sample.targets) == [*targets, NO_TARGET]
+    assert learned(sample, tokenizer) == "six dogs<|end|>hello back<|end|>"
 
 
 def test_the_end_of_text_right_after_an_answer_is_learned_though_it_is_outside_the_tags(chat):
@@ -81,15 +82,39 @@ def test_the_template_writes_bos_not_the_tokenizer(chat):
 
 def test_a_sentencepiece_tokenizer_puts_no_space_of_its_own_before_an_answer(chat):
     sample, tokenizer = chat(PLAIN, spaces=True)
-    assert learned(sample, tokenizer) == "six dogs<|end|> \nhello back<|end|> \n</s>"
+    assert learned(sample, tokenizer) == "six dogs<|end|> \nhello back<|end|> \n"
     prompt = tokenizer.apply_chat_template(TALK[:1], tokenize=False, add_generation_prompt=True)
     ids = tokenizer.encode(prompt)
     assert list(sample.input_ids)[: len(ids)] == ids, "the prompt must have the tokens that it has in use"
 
 
-def test_a_template_that_renders_earlier_turns_differently_refuses_the_row(chat):
-    with pytest.raises(DataError, match=r"rows.jsonl:1: .*message 2 differently.*generation"):
-        chat(FORGETFUL)
+def test_a_turn_that_no_token_of_the_template_ends_gets_the_end_of_text(chat):
+    sample, tokenizer = chat(PLAIN.replace("<|end|>", "(over)"))
+    assert learned(sample, tokenizer) == "six dogs(over)\nhello back(over)\n</s>"
+
+
+def test_without_end_token_neither_the_end_of_a_turn_nor_of_the_text_is_learned(chat):
+    learn = LearnJob(end_token=False)
+    assert learned(*chat(PLAIN, learn=learn)) == "six dogshello back"
+    assert learned(*chat(PLAIN.replace("<|end|>", "(over)"), learn=learn)) == "six dogshello back"
+    assert learned(*chat(EOS_OUTSIDE, learn=learn)) == "six dogshello back"
+
+
+def test_the_template_of_the_job_counts_and_is_a_part_of_the_sets_name(chat):
+    named = ChatTemplateJob(name="other", text=PLAIN.replace("<|end|>", "</s>"))
+    sample, tokenizer = chat(PLAIN, chat_template=named)
+    assert learned(sample, tokenizer) == "six dogs</s>\nhello back</s>\n"
+    assert "<|end|>" not in tokenizer.decode(sample.input_ids)
+
+
+def test_a_template_that_forgets_what_was_thought_is_taken_as_it_writes(chat):
+    sample, tokenizer = chat(FORGETFUL)
+    assert learned(sample, tokenizer) == "six dogs<|end|>hello back thought<|end|>"
+
+
+def test_a_template_that_is_none_is_refused_with_its_line(chat):
+    with pytest.raises(DataError, match=r"data.chat_template: mine.*(?s:.)*line 2"):
+        chat(PLAIN, chat_template=ChatTemplateJob(name="mine", text="\n{% for m in messages %}"))
 
 
 def test_no_template_names_what_to_do(tokens_of, write_rows):

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from gangline.chat_templates import CHAT_TEMPLATES
 from gangline.config.load import load_job
 from gangline.errors import SpecError
 from gangline.runs.job import (
+    ChatTemplateJob,
     DataJob,
     EarlyStoppingJob,
     FailureJob,
     Job,
+    LearnJob,
     MethodJob,
     ModelJob,
     OptimizerJob,
@@ -81,6 +84,7 @@ data:
   packing: false
   overlong: fail
   skip_bad_rows: true
+  learn: {end_token: false}
 batch: 32
 micro_batch: 4
 steps: 500
@@ -116,7 +120,8 @@ def fields_left_at_default(value, default):
 
 def test_every_field_of_the_resolved_job_is_within_reach(folder):
     other = load(folder, MINIMAL)
-    # `split`, `evaluation_fraction`, `every_epochs`, `warmup_ratio`, `bits`, `plugins` and `strategy` are reached by the next tests
+    # `split`, `evaluation_fraction`, `every_epochs`, `warmup_ratio`, `bits`, `plugins`, `strategy` and what is learned
+    # of conversations are reached by the next tests
     strategy = {f"strategy.{name}" for name in fields_left_at_default(other.strategy, other.strategy)}
     allowed = {
         "data.train.split",
@@ -127,6 +132,8 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
         "schedule.timescale",
         "evaluation.every_epochs",
         "checkpoint.every_epochs",
+        "data.chat_template",
+        *(f"data.learn.{name}" for name in ("roles", "thinking", "weight_field")),
         "method.bits",
         "activation_offloading",
         "callbacks",  # of plug-ins alone: tests/process/test_plugin_examples.py
@@ -698,6 +705,37 @@ def test_a_model_that_is_no_folder_here_is_a_name_on_the_hub(folder):
 @pytest.mark.parametrize(("format_", "expected"), [("text", "split"), ("chat", "truncate"), ("completion", "truncate")])
 def test_overlong_rows_by_format(folder, format_, expected):
     assert load(folder, MINIMAL, f"data.format={format_}").data.overlong == expected
+
+
+def test_what_is_learned_of_conversations(folder):
+    words = "{roles: [assistant, tool], thinking: last, end_token: false, weight_field: train}"
+    learn = load(folder, MINIMAL, "data.format=chat", f"data.learn={words}").data.learn
+    assert learn == LearnJob(roles=("assistant", "tool"), thinking="last", end_token=False, weight_field="train")
+    assert load(folder, MINIMAL, "data.format=chat", "data.learn.weight_field=none").data.learn.weight_field is None
+
+
+def test_a_chat_template_by_name_or_file_becomes_a_part_of_the_job(folder):
+    named = load(folder, MINIMAL, "data.format=chat", "data.chat_template=chatml").data.chat_template
+    assert named == ChatTemplateJob(name="chatml", text=CHAT_TEMPLATES["chatml"])
+    (folder / "mine.jinja").write_text("{{ messages }}")
+    job = load(folder, MINIMAL.replace("data: {", "data: {format: chat, chat_template: mine.jinja, "))
+    assert job.data.chat_template == ChatTemplateJob(name="mine.jinja", text="{{ messages }}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["data.format=chat", "data.chat_template=chatlm"], "chatml"),
+        (["data.format=chat", "data.chat_template=./none.jinja"], "neither a file nor a known template"),
+        (["data.chat_template=chatml"], "a chat template with format: text"),
+        (["data.format=completion", "data.learn.thinking=none"], "thinking with format: completion"),
+        (["data.format=completion", "data.learn.roles=user"], "roles with format: completion"),
+        (["data.learn.end_token=false"], "end_token with format: text"),
+        (["data.format=chat", "data.learn.thinking=some"], "data.learn.thinking"),
+    ],
+)
+def test_a_template_or_a_rule_that_means_nothing_is_refused(folder, words, said):
+    assert said in refused(folder, MINIMAL, *words)
 
 
 @pytest.mark.parametrize("words", ["none", "null", "~"])

@@ -36,7 +36,7 @@ from gangline.worker.data.rows import read_files
 from gangline.worker.data.tokenise import Encoded, Encoder
 from gangline.worker.data.tokens import FORMAT_VERSION, SetWriter, TokenSet, verify
 
-TOKENISER_VERSION = 2
+TOKENISER_VERSION = 3
 """Raise it when the same rows would become other tokens or other samples: every cached set is then made anew."""
 
 CHOICE_VERSION = 1
@@ -131,6 +131,8 @@ def plan_sets(
         "packing": data.packing,
         "overlong": data.overlong,
         "skip_bad_rows": data.skip_bad_rows,
+        "chat_template": data.chat_template.text if data.chat_template else None,
+        "learn": dataclasses.asdict(data.learn),
     }
 
     def request(purpose: Side, source: SourceJob, side: Side | None) -> SetRequest:

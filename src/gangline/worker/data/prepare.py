@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UsageError
-from gangline.formats import FORMATS
+from gangline.formats import has_conversations
 from gangline.runs.job import NO_TOKENS, Job
 from gangline.worker.data.build import Tooling, ensure_set, plan_sets, sweep
 from gangline.worker.data.model_folder import (
@@ -100,7 +100,7 @@ def inputs_main(argv: list[str]) -> int:
 def load_tooling(job: Job, folder: ModelFolder) -> Tooling:
     """What turns the rows of a job into tokens; raises ModelError, and DataError where there is no chat template."""
     # these import torch and transformers, seconds that a set found by its hash does not cost
-    from gangline.worker.data.tokenise import Encoder, chat_renderer
+    from gangline.worker.data.tokenise import Encoder, conversations_of
     from gangline.worker.tokenizer import load_tokenizer
 
     # the folder itself also for a hub model, unless it needs the Python files that only the hub has
@@ -109,10 +109,10 @@ def load_tooling(job: Job, folder: ModelFolder) -> Tooling:
     vocab_size = folder.vocab_size or len(tokenizer)
     if job.tokens != NO_TOKENS:  # the model gets a row for each
         vocab_size = max(vocab_size, len(tokenizer))
-    chat = any(FORMATS[name].messages is not None for name in job.data.formats)
-    render = chat_renderer(tokenizer, model=folder.name) if chat else None
+    chat = any(map(has_conversations, job.data.formats))
+    render = conversations_of(tokenizer, job.data, model=folder.name) if chat else None
     return Tooling(
-        encoder=Encoder(tokenizer),
+        encoder=Encoder(tokenizer, learn_end=job.data.learn.end_token),
         format=Format.of(job.data, render),
         vocab_size=vocab_size,
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangline.formats import FORMATS, DataFormat, RowError, Segment, fields_of, read_values
 from gangline.row_files import PIECE_CHARS, SourceRow, cut
 from gangline.runs.job import DataJob
+
+if TYPE_CHECKING:
+    from gangline.worker.data.conversations import Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +26,14 @@ class TokenSpan:
     """All of it is learned; it may go on in the next sample."""
     templated: bool = False
     """The chat template has written the special tokens already."""
+    open: bool = False
+    """A conversation that the template left without an end: the end-of-text token ends it."""
+    notes: tuple[str, ...] = ()
+    """What the template left out, in words."""
 
 
-Render = Callable[[list[dict[str, Any]]], tuple[Segment, ...]]
-"""Messages -> the segments of the rendered conversation; raises RowError."""
+Render = Callable[[list[dict[str, Any]], Any], "Conversation"]
+"""Messages, tools -> the rendered conversation; raises RowError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,8 @@ class Format:
             assert self.render is not None
             with FORMATS.guard(self.name, passing=RowError):
                 messages = rules.messages(values)
-            yield TokenSpan(row=row, segments=self.render(messages), templated=True)
+            said = self.render(messages, values.get("tools") or None)
+            yield TokenSpan(row=row, segments=said.segments, templated=True, open=said.open, notes=said.notes)
         elif rules.whole:
             yield from _pieces(row, "".join(segment.text for segment in self._segments(values)))
         elif rules.answer is not None and not values[rules.answer]:

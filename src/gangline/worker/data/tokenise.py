@@ -5,27 +5,23 @@ a document are tokenised on their own: a merge over the end of the prompt would 
 that it never sees in use, and would put part of the answer beyond the loss. A special token that is written out in a
 row (`</s>`) counts as that token, as it does in the tokenizer itself.
 
-Conversations go through the tokenizer's chat template. A template that marks the assistant's words with
-`{% generation %}` decides which part is learned. For any other, each assistant turn
-is found by rendering the messages before it (with the prompt for the answer) and up to it: both must be prefixes of
-the whole, or the row is refused. The rendering is cut there and the parts are tokenised on their own, as they are in
-use, where the prompt ends before the answer exists.
+Conversations go through a chat template, which has written the special tokens already (`conversations`). Their text is
+tokenised as a whole, as other trainers do, unless a token would stretch over the end of a part.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from gangline.errors import DataError
-from gangline.formats import RowError, Segment
-from gangline.worker.data.row_formats import Render, TokenSpan
+from gangline.runs.job import DataJob
+from gangline.worker.data.chat_template import ChatTemplate
+from gangline.worker.data.conversations import Conversations
+from gangline.worker.data.row_formats import TokenSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +37,10 @@ class Encoded:
 class Encoder:
     """Encodes batches of documents with one tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Any, *, learn_end: bool = True) -> None:
+        """tokenizer: of transformers, or a `tokenizer_file.TokenizerFile`. learn_end: see `LearnJob.end_token`."""
         self._tokenizer = tokenizer
+        self._learn_end = learn_end
         self._backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
         if self._backend is not None:
             # a tokenizer.json may have been saved with both switched on: texts would be cut without a word
@@ -54,10 +52,33 @@ class Encoder:
 
     def encode(self, documents: Sequence[TokenSpan]) -> list[Encoded]:
         """The documents as tokens, in order."""
-        texts = [part.text for document in documents for part in document.segments]
-        goes_on = [index > 0 or document.follows for document in documents for index in range(len(document.segments))]
+        whole = self._conversations(documents)
+        rest = [document for document, found in zip(documents, whole, strict=True) if found is None]
+        texts = [part.text for document in rest for part in document.segments]
+        goes_on = [index > 0 or document.follows for document in rest for index in range(len(document.segments))]
         ids = iter(self._continued(texts, goes_on))
-        return [self._assemble(document, [next(ids) for _ in document.segments]) for document in documents]
+        return [
+            found or self._assemble(document, [next(ids) for _ in document.segments])
+            for document, found in zip(documents, whole, strict=True)
+        ]
+
+    def _conversations(self, documents: Sequence[TokenSpan]) -> list[Encoded | None]:
+        """Conversations whose whole text gives a token that ends wherever a learned part begins or ends.
+
+        None for the others, and for other documents: their parts are tokenised on their own.
+        """
+        found: list[Encoded | None] = [None] * len(documents)
+        chosen = [index for index, document in enumerate(documents) if document.templated]
+        # a tokenizer that puts a space in front of every text would put one in front of every answer, too
+        if self._backend is None or self._joint or not chosen:
+            return found
+        texts = ["".join(part.text for part in documents[index].segments) for index in chosen]
+        for index, encoding in zip(chosen, self._backend.encode_batch(texts, add_special_tokens=False), strict=True):
+            document = documents[index]
+            marks = _marked(encoding.offsets, document)
+            if marks is not None:
+                found[index] = self._closed(document, list(encoding.ids), marks)
+        return found
 
     def _assemble(self, document: TokenSpan, parts: list[list[int]]) -> Encoded:
         ids: list[int] = []
@@ -65,22 +86,18 @@ class Encoder:
         for part, tokens in zip(document.segments, parts, strict=True):
             ids += tokens
             learned += (b"\1" if part.learned else b"\0") * len(tokens)
-        if document.templated:
-            tail = [self._eos] if self._eos is not None and self._ends_open(document, parts) else []
-        else:
-            if not document.follows and ids[: len(self._head)] != self._head:
-                ids[:0], learned[:0] = self._head, bytes(len(self._head))
-            tail = [] if document.continues or ids[-1:] == [self._eos] else self._tail
-        return Encoded(document=document, ids=ids + tail, learned=learned + b"\1" * len(tail))
+        if not (document.templated or document.follows) and ids[: len(self._head)] != self._head:
+            ids[:0], learned[:0] = self._head, bytes(len(self._head))
+        return self._closed(document, ids, learned)
 
-    def _ends_open(self, document: TokenSpan, parts: list[list[int]]) -> bool:
-        """Whether a conversation ends with an answer after which the template wrote no mark of the end."""
-        for part, tokens in zip(reversed(document.segments), reversed(parts), strict=True):
-            if part.learned:
-                return self._eos not in tokens
-            if part.text.strip():
-                return False
-        return False
+    def _closed(self, document: TokenSpan, ids: list[int], learned: bytearray) -> Encoded:
+        """With what ends the document."""
+        if document.templated:
+            tail = [self._eos] if self._eos is not None and document.open else []
+        else:
+            tail = [] if document.continues or ids[-1:] == [self._eos] else self._tail
+        end = b"\1" if self._learn_end else b"\0"
+        return Encoded(document=document, ids=ids + tail, learned=learned + end * len(tail))
 
     def _continued(self, texts: list[str], goes_on: list[bool]) -> list[list[int]]:
         """Ids of texts, some of which go on with the text before them, so that no space may be put in front."""
@@ -118,81 +135,62 @@ class Encoder:
         return [] if joins else self._plain(["\n"])[0]
 
 
-_GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+def _marked(offsets: Sequence[tuple[int, int]], document: TokenSpan) -> bytearray | None:
+    """1 for each token of a learned part; None where no token ends at the end of a part.
 
-FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What a template may end with: it is a program, if one in a sandbox."""
+    offsets: (start, end) in letters; a tokenizer may leave white space out of them.
+    """
+    marks = bytearray()
+    ended, end, tokens = 0, 0, iter(offsets)
+    token = next(tokens, None)
+    for part in document.segments:
+        end += len(part.text)
+        while token is not None and token[0] < end:
+            marks.append(part.learned)
+            ended = max(ended, token[1])
+            token = next(tokens, None)
+        if ended != end:
+            return None
+    return marks if token is None else None
 
-Spans = list[tuple[int, int]]
 
-
-def chat_renderer(tokenizer: PreTrainedTokenizerBase, *, model: str) -> Render:
-    """The function that renders conversations; raises DataError if the tokenizer has no template."""
-    if not tokenizer.chat_template:
+def conversations_of(tokenizer: Any, data: DataJob, *, model: str) -> Conversations:
+    """What turns rows of messages into text. Raises DataError without a template, and for one that is none."""
+    source = data.chat_template.text if data.chat_template else template_of(tokenizer)
+    if source is None:
         raise DataError(
             f"{model}: the tokenizer has no chat template, which rows of messages need",
             seen="expected chat_template.jinja in the model folder, or chat_template in tokenizer_config.json",
-            fix="take the tokenizer of the chat version of the model, add a chat_template.jinja, "
-            "or write the rows as prompt and completion (data.format: completion)",
+            fix="take the tokenizer of the chat version of the model, name a template (data.chat_template: chatml, or "
+            "a file such as chat_template.jinja), or write the rows as prompt and completion (data.format: completion)",
         )
-    template = tokenizer.get_chat_template()
-    tagged = _GENERATION_TAG.search(template) is not None
+    try:
+        template = ChatTemplate(source, special_tokens(tokenizer))
+    except jinja2.TemplateError as error:
+        place = f"data.chat_template: {data.chat_template.name}" if data.chat_template else f"{model}: chat template"
+        raise DataError(
+            f"{place} cannot be read",
+            seen=f"{error} (line {getattr(error, 'lineno', '?')})",
+            fix="mend the template, or name another one in data.chat_template",
+        ) from error
 
-    def render(messages: list[dict[str, Any]]) -> tuple[Segment, ...]:
-        try:
-            text, spans = (_tagged if tagged else _by_prefix)(tokenizer, template, messages)
-        except FAULTS as error:
-            raise RowError(f"the chat template refuses the messages: {str(error)[:200]!r}") from error
-        return _parts(text, _with_end(text, spans, tokenizer.eos_token))
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values()}
 
-    return render
+    def ending(text: str) -> str | None:
+        return max((token for token in special if text.endswith(token)), key=len, default=None)
 
-
-def _tagged(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[dict[str, Any]]) -> tuple[str, Spans]:
-    texts, spans = render_jinja_template(
-        conversations=[messages],
-        chat_template=template,
-        return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
-    )
-    return texts[0], [(int(start), int(end)) for start, end in spans[0]]
+    return Conversations(template, data.learn, eos=tokenizer.eos_token, ending=ending)
 
 
-def _by_prefix(tokenizer: PreTrainedTokenizerBase, template: str, messages: list[dict[str, Any]]) -> tuple[str, Spans]:
-    def text(until: int, *, prompt: bool) -> str:
-        rendered = render_jinja_template(
-            conversations=[messages[:until]],
-            chat_template=template,
-            add_generation_prompt=prompt,
-            **tokenizer.special_tokens_map,
-        )
-        return str(rendered[0][0])
-
-    whole, spans = text(len(messages), prompt=False), []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before, after = text(index, prompt=True), text(index + 1, prompt=False)
-        if not (after.startswith(before) and whole.startswith(after)):
-            raise RowError(
-                f"the chat template renders message {index + 1} differently when others follow, so its place is "
-                "unknown; mark what the assistant says with {% generation %} in the template"
-            )
-        spans.append((len(before), len(after)))
-    return whole, spans
+def template_of(tokenizer: Any) -> str | None:
+    """The tokenizer's own chat template, the default one of several."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template or None
 
 
-def _with_end(text: str, spans: Spans, eos: str | None) -> Spans:
-    """Spans that take in the end-of-text token right after an answer: the model must learn to stop."""
-    if not eos:
-        return spans
-    return [(start, end + len(eos) if text.startswith(eos, end) else end) for start, end in spans]
-
-
-def _parts(text: str, spans: Spans) -> tuple[Segment, ...]:
-    parts, done = [], 0
-    for start, end in spans:
-        parts += [Segment(text[done:start], learned=False), Segment(text[start:end], learned=True)]
-        done = end
-    parts.append(Segment(text[done:], learned=False))
-    return tuple(part for part in parts if part.text)
+def special_tokens(tokenizer: Any) -> dict[str, str]:
+    """bos_token, eos_token and the like by name, as templates are given them."""
+    found = tokenizer.special_tokens_map
+    return {name: str(token) for name, token in found.items() if not isinstance(token, (list, tuple))}
