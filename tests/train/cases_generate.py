@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 
 from gangline.errors import GanglineError
+from gangline.runs.job import ChatTemplateJob
 from gangline.worker import generate as generate_module
 from gangline.worker.export import export
 from gangline.worker.generate import Interrupted, Sampling, chat, open_folder, open_run
@@ -43,6 +45,20 @@ def form_of_an_export(folder, *, data_format):
     """What the exported folder itself knows of the prompts it was trained on."""
     exported(folder, data_format=data_format)
     return open_folder(Path(folder) / "out").form
+
+
+def own_template(folder, *, merged):
+    """The prompt of a run that was tuned with a chat template of the job, by the run and by its export."""
+    job = make_job(model_folder(folder))
+    template = ChatTemplateJob(name="mine", text=TEMPLATE)
+    job = dataclasses.replace(job, data=dataclasses.replace(job.data, format="chat", chat_template=template))
+    run, part, _ = write_run(Path(folder) / "root", job)
+    export(run, part, Path(folder) / "out", merged=merged)
+    asked = [{"role": "user", "content": "tea?"}]
+    speakers = open_run(run, part), open_folder(Path(folder) / "out")
+    found = [speaker.tokenizer.decode(speaker._tokens(asked)[0]) for speaker in speakers]
+    config = Path(folder) / "out" / "generation_config.json"
+    return found, json.loads(config.read_text())["eos_token_id"] if merged else None
 
 
 def ask(speaker, text, sampling=GREEDY):

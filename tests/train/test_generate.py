@@ -52,6 +52,13 @@ def test_an_export_remembers_how_it_was_trained(run, data_format, form):
     assert run(cases_generate.form_of_an_export, data_format=data_format) == form
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_chat_template_of_the_job_is_used_and_exported(run, merged):
+    prompts, ends = run(cases_generate.own_template, merged=merged)
+    assert prompts == ["<user>tea?<assistant>"] * 2
+    assert ends == ([1] if merged else None)
+
+
 def test_a_chat_remembers_what_was_said(run):
     said = run(cases_generate.conversation, lines=["one\n", "\n", "two\n"])
     first, second = said["prompts"]

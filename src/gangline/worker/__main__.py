@@ -16,6 +16,7 @@ VERBS = {
     "prefork": ("gangline.worker.prefork", "prefork_main"),
     "look-lengths": ("gangline.worker.data.look", "lengths_main"),
     "look-tables": ("gangline.worker.data.look", "tables_main"),
+    "preview": ("gangline.worker.data.preview", "preview_main"),
     "inputs": ("gangline.worker.data.prepare", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
     "generate": ("gangline.worker.generate", "generate_main"),

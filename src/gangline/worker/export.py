@@ -22,10 +22,12 @@ from torch import nn
 
 from gangline import __version__
 from gangline.errors import ModelError, RunFailed, UsageError
+from gangline.formats import has_conversations
 from gangline.runs.files import sync_folder, write_json
 from gangline.runs.job import Job
 from gangline.worker.adapters import adapted_layers
 from gangline.worker.data.model_folder import weights_folder
+from gangline.worker.data.tokenise import stop_ids, with_template
 from gangline.worker.json_lines import write_line
 from gangline.worker.model import base_of, load_config, model_of
 from gangline.worker.restore import some
@@ -143,10 +145,10 @@ def write_adapter(model: Any, checkpoint: Checkpoint, folder: Path) -> dict[str,
     digests = _digests(get_peft_model_state_dict(model, save_embedding_layers=False))
     # the embeddings are not trained; "auto" would ask the hub whether they were
     model.save_pretrained(folder, save_embedding_layers=False)
-    if extends(checkpoint.job):
-        load_tokenizer(base, checkpoint.job.tokens).save_pretrained(folder)
     # peft's model card is a form with nothing filled in
     (folder / "README.md").unlink(missing_ok=True)
+    if extends(checkpoint.job) or checkpoint.job.data.chat_template is not None:
+        _tokenizer(checkpoint).save_pretrained(folder)
     return digests
 
 
@@ -154,9 +156,26 @@ def write_model(model: Any, checkpoint: Checkpoint, folder: Path) -> dict[str, s
     """Write a whole model in the dtype in which its base is stored, with the tokenizer; the digest of every tensor."""
     base = model.to(checkpoint.stored) if checkpoint.job.method.kind == "full" else merge_adapter(model)
     digests = _digests(base.state_dict())
+    tokenizer = _tokenizer(checkpoint)
+    _stop_where_turns_end(base, tokenizer, checkpoint)
     base.save_pretrained(folder)
-    load_tokenizer(checkpoint.job.model, checkpoint.job.tokens).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return digests
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Any:
+    """With the chat template that the model was trained with."""
+    return with_template(load_tokenizer(checkpoint.job.model, checkpoint.job.tokens), checkpoint.job.data)
+
+
+def _stop_where_turns_end(model: Any, tokenizer: Any, checkpoint: Checkpoint) -> None:
+    """Answers of a model that was tuned on conversations end where turns of its chat template do."""
+    config = getattr(model, "generation_config", None)
+    if config is None or not has_conversations(checkpoint.job.data.format):
+        return
+    known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = [*known, tokenizer.eos_token_id, *stop_ids(tokenizer)]
+    config.eos_token_id = [*dict.fromkeys(each for each in ends if each is not None)] or None
 
 
 def verify(
@@ -403,9 +422,11 @@ def _write_surroundings(model: Any, checkpoint: Checkpoint, folder: Path) -> Non
 
         custom_object_save(model, folder, config=model.config)
     model.config.save_pretrained(folder)
+    tokenizer = _tokenizer(checkpoint)
     if model.can_generate():
+        _stop_where_turns_end(model, tokenizer, checkpoint)
         model.generation_config.save_pretrained(folder)
-    load_tokenizer(checkpoint.job.model, checkpoint.job.tokens).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _stored_digests(folder: Path) -> dict[str, str]:

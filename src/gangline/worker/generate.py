@@ -24,6 +24,7 @@ from gangline.errors import ModelError, UsageError, error_summary
 from gangline.formats import FORMATS
 from gangline.runs.files import read_json
 from gangline.runs.job import ModelJob
+from gangline.worker.data.tokenise import stop_ids, with_template
 from gangline.worker.export import NOTE_FILE
 from gangline.worker.tokenizer import load_tokenizer
 from gangline.worker.trained import hush_libraries, load_trained, open_checkpoint
@@ -82,6 +83,7 @@ class Speaker:
                     streamer=streamer,
                     max_new_tokens=room,
                     pad_token_id=self.tokenizer.eos_token_id if pad_token is None else pad_token,
+                    eos_token_id=self._ends(),
                     **drawing,
                 )
         except KeyboardInterrupt:
@@ -121,6 +123,13 @@ class Speaker:
         # Some tokenizers end every text; a prompt that has ended has no answer.
         ended = tokens.shape[1] > 1 and tokens[0, -1] == self.tokenizer.eos_token_id
         return tokens[:, :-1] if ended else tokens
+
+    def _ends(self) -> list[int] | None:
+        """Tokens after which an answer is over: the model's own, and in a chat the end of a turn."""
+        known = self.model.generation_config.eos_token_id
+        ends = [*(known if isinstance(known, list) else [known]), self.tokenizer.eos_token_id]
+        ends += stop_ids(self.tokenizer) if self.form == "chat" else []
+        return [*dict.fromkeys(each for each in ends if each is not None)] or None
 
     def _limit(self) -> int | None:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -206,7 +215,7 @@ def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = Fals
     source = ModelJob(path=str(folder))
     if adapter is None and (folder / "adapter_config.json").is_file():
         source, adapter = _base_of_adapter(folder), folder
-    own = adapter is not None and (adapter / "tokenizer_config.json").is_file()  # it has tokens of its own
+    own = adapter is not None and (adapter / "tokenizer_config.json").is_file()  # of its own, with tokens or a template
     tokenizer = load_tokenizer(ModelJob(path=str(adapter)) if own else source)
     with _loading(source.path, adapter):
         model = AutoModelForCausalLM.from_pretrained(source.path, revision=source.revision or "main", dtype="auto")
@@ -223,12 +232,8 @@ def open_run(run: Path, part: Path, *, plain: bool = False) -> Speaker:
     """The model of a checkpoint that was not exported. Raises UsageError, ModelError, CheckpointError."""
     checkpoint = open_checkpoint(run, part)
     job = checkpoint.job
-    return _speaker(
-        load_trained(checkpoint, packed=True),
-        load_tokenizer(job.model, job.tokens),
-        data_format=job.data.format,
-        plain=plain,
-    )
+    tokenizer = with_template(load_tokenizer(job.model, job.tokens), job.data)
+    return _speaker(load_trained(checkpoint, packed=True), tokenizer, data_format=job.data.format, plain=plain)
 
 
 def _speaker(model: Any, tokenizer: Any, *, data_format: str, plain: bool) -> Speaker:

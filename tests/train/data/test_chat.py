@@ -6,6 +6,7 @@ from transformers import AutoTokenizer
 from gangline.errors import DataError
 from gangline.runs.job import ChatTemplateJob, LearnJob
 from gangline.worker.data import NO_TARGET
+from gangline.worker.data.tokenise import stop_ids
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
@@ -110,6 +111,13 @@ def test_the_template_of_the_job_counts_and_is_a_part_of_the_sets_name(chat):
 def test_a_template_that_forgets_what_was_thought_is_taken_as_it_writes(chat):
     sample, tokenizer = chat(FORGETFUL)
     assert learned(sample, tokenizer) == "six dogs<|end|>hello back thought<|end|>"
+
+
+def test_an_answer_in_use_is_over_where_a_turn_of_the_template_ends(make_model):
+    tokenizer = AutoTokenizer.from_pretrained(make_model(template=PLAIN))
+    assert stop_ids(tokenizer) == [tokenizer.convert_tokens_to_ids("<|end|>")]
+    assert stop_ids(AutoTokenizer.from_pretrained(make_model(template=PLAIN.replace("<|end|>", "(over)")))) == []
+    assert stop_ids(AutoTokenizer.from_pretrained(make_model())) == []
 
 
 def test_a_template_that_is_none_is_refused_with_its_line(chat):

@@ -18,11 +18,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from gangline.errors import DataError, GanglineError
 from gangline.formats import FORMATS, RowError, expected_columns
@@ -258,7 +258,9 @@ class Tooling:
 
 
 @dataclass(slots=True)
-class _Tally:
+class RowTally:
+    """The rows of a set, counted as they are read."""
+
     rows: int = 0
     """Rows of this set, good and bad."""
     bad: BadRows = field(default_factory=BadRows)
@@ -328,7 +330,7 @@ def _take(descriptor: int) -> bool:
 
 
 def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tick: Tick) -> None:
-    data, tally, position = request.data, _Tally(), ReadPosition()
+    data, tally, position = request.data, RowTally(), ReadPosition()
     writer = SetWriter(
         folder,
         vocab_size=tooling.vocab_size,
@@ -337,16 +339,8 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
     )
     with writer:
         fitter = Fitter(writer, data)
-        documents = _documents(request, request.rows(tooling.format, hub, position), tally)
-        for batch in _batches(documents):
-            for encoded in tooling.encoder.encode(batch):
-                check_ids(encoded.ids, tooling.vocab_size, encoded.document.row)
-                try:
-                    fitter.take(encoded)
-                except RowError as error:
-                    row = encoded.document.row
-                    tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit))
-            tick(position.done_bytes, tally.rows)
+        rows = request.rows(tooling.format, hub, position)
+        fill(fitter, request, tooling, tally, rows=rows, tick=lambda: tick(position.done_bytes, tally.rows))
         tick(position.done_bytes, tally.rows)
         _refuse_bad(request, tally, all_bad=not writer.num_rows)
         _refuse_empty(request, tally, writer, num_dropped=fitter.num_dropped)
@@ -365,7 +359,28 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
         writer.publish(manifest, packing=data.packing)
 
 
-def _documents(request: SetRequest, rows: Iterator[ChosenRow], tally: _Tally) -> Iterator[TokenSpan]:
+def fill(
+    fitter: Fitter,
+    request: SetRequest,
+    tooling: Tooling,
+    tally: RowTally,
+    *,
+    rows: Iterator[ChosenRow],
+    tick: Callable[[], None] = lambda: None,
+) -> None:
+    """Tokenise rows and hand them to a fitter. tick: is called now and then."""
+    for batch in _batches(_documents(request, rows, tally)):
+        for encoded in tooling.encoder.encode(batch):
+            check_ids(encoded.ids, tooling.vocab_size, encoded.document.row)
+            try:
+                fitter.take(encoded)
+            except RowError as error:
+                row = encoded.document.row
+                tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit))
+        tick()
+
+
+def _documents(request: SetRequest, rows: Iterator[ChosenRow], tally: RowTally) -> Iterator[TokenSpan]:
     for chosen in rows:
         row, format_ = chosen.row, chosen.format
         # a row that says nothing readable has no side: the training set counts it
@@ -406,7 +421,7 @@ def check_ids(ids: list[int], vocab_size: int, row: SourceRow) -> None:
         )
 
 
-def _refuse_bad(request: SetRequest, tally: _Tally, *, all_bad: bool) -> None:
+def _refuse_bad(request: SetRequest, tally: RowTally, *, all_bad: bool) -> None:
     if not tally.bad.count or request.data.skip_bad_rows:
         return
     shown = f"; the first {len(tally.bad.examples)} of them" if tally.bad.count > len(tally.bad.examples) else ""
@@ -425,7 +440,7 @@ def _columns(data: DataJob) -> str:
     return expected_columns(data.format, Format.of(data).fields)
 
 
-def _refuse_empty(request: SetRequest, tally: _Tally, writer: SetWriter, *, num_dropped: int) -> None:
+def _refuse_empty(request: SetRequest, tally: RowTally, writer: SetWriter, *, num_dropped: int) -> None:
     if writer.num_label_tokens:
         return
     key = "data.eval" if request.purpose == "evaluation" else "data.train"
@@ -440,11 +455,25 @@ def _refuse_empty(request: SetRequest, tally: _Tally, writer: SetWriter, *, num_
     raise DataError(f"{key}: no token to learn in {source}{cut_off}", seen=seen, fix=fix)
 
 
+class RowWriter(Protocol):
+    """What takes the rows of a set."""
+
+    def add(self, ids: Sequence[int], learned: bytearray) -> None:
+        """See `SetWriter.add`."""
+        ...
+
+    def add_text(self, ids: Sequence[int], *, continues: bool) -> None:
+        """See `SetWriter.add_text`."""
+        ...
+
+
 class Fitter:
     """Hands documents to a writer, row by row."""
 
-    def __init__(self, writer: SetWriter, data: DataJob) -> None:
+    def __init__(self, writer: RowWriter, data: DataJob, *, see: Callable[[Encoded], None] = lambda _: None) -> None:
+        """see: gets every document before anything is done to it."""
         self._writer = writer
+        self._see = see
         self._limit = data.sequence_length
         self._rule = data.overlong
         self._pending: list[int] = []
@@ -454,6 +483,7 @@ class Fitter:
 
     def take(self, encoded: Encoded) -> None:
         """Add a document or a piece of one; raises RowError for a row that cannot be used."""
+        self._see(encoded)
         if encoded.document.whole and self._rule == "split":
             self._writer.add_text(encoded.ids, continues=encoded.document.continues)
             return

@@ -98,14 +98,25 @@ def inputs_main(argv: list[str]) -> int:
 
 
 def load_tooling(job: Job, folder: ModelFolder) -> Tooling:
-    """What turns the rows of a job into tokens; raises ModelError, and DataError where there is no chat template."""
-    # these import torch and transformers, seconds that a set found by its hash does not cost
-    from gangline.worker.data.tokenise import Encoder, conversations_of
+    """What turns the rows of a job into tokens. Raises ModelError, and DataError without a chat template."""
+    return tooling_of(job, folder, load_tokenizer_of(job, folder))
+
+
+def load_tokenizer_of(job: Job, folder: ModelFolder) -> Any:
+    """The tokenizer as transformers has it. Raises ModelError."""
+    # it imports torch and transformers, seconds that a set found by its hash does not cost
     from gangline.worker.tokenizer import load_tokenizer
 
     # the folder itself also for a hub model, unless it needs the Python files that only the hub has
     model = job.model if job.model.trust_remote_code else dataclasses.replace(job.model, path=str(folder.path))
-    tokenizer = load_tokenizer(model, job.tokens)
+    return load_tokenizer(model, job.tokens)
+
+
+def tooling_of(job: Job, folder: ModelFolder, tokenizer: Any) -> Tooling:
+    """The same with a tokenizer that is there. Raises DataError."""
+    # jinja2 is not everywhere
+    from gangline.worker.data.tokenise import Encoder, conversations_of
+
     vocab_size = folder.vocab_size or len(tokenizer)
     if job.tokens != NO_TOKENS:  # the model gets a row for each
         vocab_size = max(vocab_size, len(tokenizer))

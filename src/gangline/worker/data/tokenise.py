@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 
 from gangline.errors import DataError
-from gangline.runs.job import DataJob
+from gangline.runs.job import DataJob, SourceJob
 from gangline.worker.data.chat_template import ChatTemplate
 from gangline.worker.data.conversations import Conversations
 from gangline.worker.data.row_formats import TokenSpan
@@ -180,6 +180,21 @@ def conversations_of(tokenizer: Any, data: DataJob, *, model: str) -> Conversati
         return max((token for token in special if text.endswith(token)), key=len, default=None)
 
     return Conversations(template, data.learn, eos=tokenizer.eos_token, ending=ending)
+
+
+def with_template(tokenizer: Any, data: DataJob) -> Any:
+    """The tokenizer with the chat template of the job, for use and for an export."""
+    if data.chat_template is not None:
+        tokenizer.chat_template = data.chat_template.text
+    return tokenizer
+
+
+def stop_ids(tokenizer: Any) -> list[int]:
+    """Tokens besides the end-of-text one that end an answer by the tokenizer's chat template."""
+    if template_of(tokenizer) is None:
+        return []
+    ends = conversations_of(tokenizer, DataJob(train=SourceJob(), format="chat"), model="the model").stops
+    return [number for number, token in tokenizer.added_tokens_decoder.items() if str(token) in ends]
 
 
 def template_of(tokenizer: Any) -> str | None:

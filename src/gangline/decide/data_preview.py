@@ -1,0 +1,49 @@
+"""Rows as the model will see them, by a short process of a Python that has the packages. Nothing is written but a
+temporary copy of the job.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gangline
+from gangline.errors import UsageError
+from gangline.provision.ask import ask_worker
+from gangline.runs.cluster import Host
+from gangline.runs.job import Job
+from gangline.transport.local import LocalTransport
+
+PACKAGES = ("tokenizers", "jinja2", "numpy")
+"""What a look takes; parquet and the hub take more."""
+SECONDS = 1.0
+"""Time for rows: with the start of the processes, the answer is there in under three."""
+
+
+def preview(job: Job, *, rows: int, seconds: float = SECONDS) -> dict[str, Any]:
+    """What becomes of the rows of `data.train`; see `worker.data.preview.look`.
+
+    rows: so many are shown as text. seconds: time for the others; of more, the first ones are looked at. Raises
+    UsageError where this computer has no Python for it, DataError, ModelError.
+    """
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            "this Python cannot look at tokens",
+            seen=f"expected the packages {', '.join(PACKAGES)}; {', '.join(missing)} is not installed",
+            fix="pip install 'gangline[train]', or look at the rows alone: gangline plan JOB",
+        )
+    host = Host(
+        name="this computer",
+        workdir="",
+        python=sys.executable,
+        code=str(Path(gangline.__file__).parent.parent),
+    )
+    with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
+        path = Path(folder) / "job.json"
+        job.save(path)
+        words = ("preview", str(path), "--rows", str(rows), "--seconds", str(seconds))
+        return ask_worker(host, LocalTransport(host), words)
