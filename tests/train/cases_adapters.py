@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from gangline.errors import GanglineError
 from gangline.runs.job import Job, MethodJob, ModelJob, OptimizerJob, ScheduleJob, TokensJob
-from gangline.worker.adapters import round_saved
+from gangline.worker.adapters import lora_config, round_saved
 from gangline.worker.export import export
 from gangline.worker.model import base_of, load_model, saved_weights
 from tests.train import tiny
@@ -160,4 +160,32 @@ def rows_by_peft(folder: str, options: dict, num_added: int, config: dict, tied:
         "alone": [loss for _, loss, _ in alone.steps],
         "peft": by_peft(job, LoraConfig(**words), num_tokens=258 + num_added),
         "rows": base_of(session.model).get_input_embeddings().weight.shape[0],
+    }
+
+
+def continued(folder: str, gang: dict):
+    """Of rank 0: steps over ranks and alone that begin with an adapter of peft, and how far its first logits are."""
+    place = str(Path(folder) / "adapter")
+    job = job_of({"dora": True, "rank_pattern": {"q_proj": 2}, "adapter": place}, folder=folder, steps=4)
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_pretrained(job.model.path)
+    theirs = get_peft_model(model, lora_config(model, job.method))
+    for parameter in theirs.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    if dist.get_rank() == 0:
+        theirs.save_pretrained(place)
+    dist.barrier()
+    _, split = run_loop(make_session(job, make_world(rank=dist.get_rank(), **gang), num_evaluation=0))
+    if dist.get_rank() > 0:
+        return None
+    session = make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0)
+    tokens = torch.arange(20)[None]
+    ours, theirs = (each.eval()(input_ids=tokens, use_cache=False).logits for each in (session.model, theirs.double()))
+    session.model.train()
+    _, alone = run_loop(session)
+    return {
+        "split": [loss for _, loss, _ in split.steps],
+        "alone": [loss for _, loss, _ in alone.steps],
+        "difference": relative(ours, theirs),
     }

@@ -160,3 +160,11 @@ def test_whole_modules_over_a_base_in_bf16_are_exported_as_they_were_trained(poo
 def test_an_option_that_would_do_nothing_is_refused_by_name(pool, folder, options, said):
     error = pool(1).run(cases_adapters.refused, folder=folder, options=options)[0]
     assert said in error["what"]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_an_adapter_of_peft_is_trained_on_from_its_own_values_on_every_split(pool, tmp_path, kind):
+    gang = {"shares": [7, 3], "strategy": kind}
+    found = pool(2).run(cases_adapters.continued, folder=str(tmp_path), gang=gang)[0]
+    assert found["difference"] <= FP64
+    assert worst(found["split"], found["alone"]) <= FP64

@@ -131,9 +131,13 @@ class OrSeveral(Shorthand):
 class OneOrMore:
     """A bare text in place of a list of one."""
 
+    numbers: bool = False
+    """Whether a bare whole number stands for such a list, too."""
+
     def expand(self, value: Any) -> Any:
-        """The list that a bare text stands for."""
-        return [value] if isinstance(value, str) else value
+        """The list that a bare value stands for."""
+        is_number = self.numbers and isinstance(value, int) and not isinstance(value, bool)
+        return [value] if is_number or isinstance(value, str) else value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))

@@ -322,7 +322,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     words = checked.words
     _check_batch(checked)
     _check_lengths(checked)
-    method = resolve_method(checked)
+    method = resolve_method(checked, folder=folder)
     tokens = resolve_tokens(checked)
     check_strategy(checked)
     check_precision(checked)

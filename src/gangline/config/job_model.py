@@ -196,7 +196,7 @@ class MethodWords(Section):
     `regex:EXPRESSION`: where it matches a whole name (model.layers.0.mlp.up_proj)."""
     exclude: Annotated[list[Target], OneOrMore()] = Field(default=[], examples=[["lm_head"]])
     """Names of modules that get no adapter, or one `regex:EXPRESSION` (lora, qlora)."""
-    layers: Annotated[list[LayerRange], OneOrMore()] = Field(default=[], examples=[["0-7", 15]])
+    layers: Annotated[list[LayerRange], OneOrMore(numbers=True)] = Field(default=[], examples=[["0-7", 15]])
     """Layers that get adapters (lora, qlora), counted from 0: numbers, and ranges such as `8-15`; left out: all."""
     rank_pattern: Annotated[dict[Text, Count], Field(examples=[{"down_proj": 32}])] = Field(default={})
     """Other ranks for some modules (lora, qlora): the end of a module's name, or a regular expression for it, and its
@@ -211,10 +211,13 @@ class MethodWords(Section):
     init: Annotated[str, Field(pattern=INIT)] = "default"
     """How adapters begin: `default`, `gaussian`, `orthogonal` (lora, qlora), or as a part of the weight: `pissa`, for
     instance `pissa_niter_16` to find it faster, and `olora` (lora)."""
+    adapter: Annotated[Text | None, NONE, Field(examples=["./my-adapter"])] = None
+    """A folder with an adapter in peft's format, which is trained on (lora, qlora). It says all that other keys say of
+    adapters, but `dropout`."""
     modules_to_save: Annotated[list[ModuleName], OneOrMore()] = Field(default=[], examples=[["lm_head"]])
     """Names of modules that are trained whole beside the adapters, such as embed_tokens and lm_head (lora, qlora);
     where the head is the embedding table, one stands for both."""
-    train_tokens: Annotated[list[Annotated[int, Field(ge=0)] | Text], OneOrMore()] = Field(
+    train_tokens: Annotated[list[Annotated[int, Field(ge=0)] | Text], OneOrMore(numbers=True)] = Field(
         default=[], examples=["added"]
     )
     """Tokens whose rows of the embedding table (and of a head that is the same) are trained beside the adapters (lora,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 from gangline.config.job_model import JobWords
-from gangline.config.mistakes import KeyPath, quote
+from gangline.config.mistakes import KeyPath, absolute, quote, what_is_there, what_was_meant
 from gangline.config.validate import Checked
 from gangline.runs.decode import build
 from gangline.runs.job import REGEX, MethodJob, TokensJob
@@ -16,13 +20,13 @@ ADDED = "added"
 """In `train_tokens`: those of `tokens`."""
 ADAPTER_KEYS = (
     *("rank", "alpha", "dropout", "targets", "exclude", "layers", "rank_pattern", "alpha_pattern"),
-    *("rslora", "dora", "init", "modules_to_save", "train_tokens", "target_parameters"),
+    *("rslora", "dora", "init", "adapter", "modules_to_save", "train_tokens", "target_parameters"),
 )
 """Keys of the section that say how adapters are."""
 
 
-def resolve_method(checked: Checked[JobWords]) -> MethodJob:
-    """What the words mean; what is off is recorded in `checked`."""
+def resolve_method(checked: Checked[JobWords], *, folder: Path) -> MethodJob:
+    """What the words mean; what is off is recorded in `checked`. folder: where relative paths of the file begin."""
     _check_kind(checked)
     _check_targets(checked)
     _check_expressions(checked)
@@ -41,7 +45,91 @@ def resolve_method(checked: Checked[JobWords]) -> MethodJob:
     targets = words.targets
     if words.target_parameters and "targets" not in words.model_fields_set:
         targets = []
-    return build(MethodJob, words.model_dump() | {"layers": layers, "targets": targets})
+    method = build(MethodJob, words.model_dump() | {"layers": layers, "targets": targets})
+    return method if words.adapter is None or words.kind == "full" else _continued(checked, method, folder=folder)
+
+
+# `method.adapter`: what an adapter's own configuration says of it, in our words.
+
+CONFIG = "adapter_config.json"
+SPLITTING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Values of `init_lora_weights` of adapters that fit no base model but one from which they were subtracted."""
+PLAIN = ("lora_bias", "use_qalora", "use_bdlora", "alora_invocation_tokens", "layer_replication", "megatron_config")
+"""Keys that have to be empty: gangline does none of these. Others that peft has are for other kinds of adapters."""
+
+
+def _continued(checked: Checked[JobWords], method: MethodJob, *, folder: Path) -> MethodJob:
+    """The method with the shape of the adapter that it goes on with."""
+    key: KeyPath = ("method", "adapter")
+    words, text = checked.words.method, str(checked.words.method.adapter)
+    for other in ADAPTER_KEYS:
+        if other in words.model_fields_set - {"adapter", "dropout"}:
+            checked.report(
+                ("method", other),
+                seen=f"{other} beside an adapter that is trained on",
+                expected=f"the {other} of that adapter",
+                fix=f"delete {other}, or adapter",
+                reads=(key,),
+            )
+    base = Path.cwd() if checked.document.from_command_line(key) else folder
+    path = absolute(text, base)
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except OSError:
+        seen = f"{quote(text)} has no {CONFIG}" if path.is_dir() else what_is_there(text, base)
+        fix = what_was_meant(text, base, folders=True)
+        checked.report(key, seen=seen, expected="a folder with an adapter that peft or gangline wrote", fix=fix)
+        return method
+    except ValueError as error:
+        checked.report(key, seen=f"{CONFIG}: {error}", expected="a file of JSON", fix="copy the adapter's folder again")
+        return method
+    if strange := _strange(config):
+        checked.report(
+            key,
+            seen=strange,
+            expected="an adapter of LoRA over a base model as it is",
+            fix="merge it into its base model with peft, and name that model as model.path",
+        )
+        return method
+    return build(MethodJob, dataclasses.asdict(method) | _shape(config) | {"adapter": str(path)})
+
+
+def _strange(config: Any) -> str:
+    """What of an adapter's configuration gangline does not do; "" for nothing."""
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        return f"peft_type: {config.get('peft_type') if isinstance(config, dict) else 'none'}"
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.startswith(SPLITTING):
+        return f"init_lora_weights: {begun}, which changed the base model"
+    if config.get("bias", "none") != "none":
+        return f"bias: {config['bias']}"
+    if isinstance(config.get("trainable_token_indices"), dict):
+        return "trainable_token_indices of named tables"
+    return next((f"{key}: {config[key]}" for key in PLAIN if config.get(key)), "")
+
+
+def _shape(config: dict[str, Any]) -> dict[str, Any]:
+    """An adapter's configuration in the words of `MethodJob`."""
+
+    def names(key: str) -> list[str]:
+        value = config.get(key) or []
+        return [REGEX + value] if isinstance(value, str) else sorted(value)
+
+    layers = config.get("layers_to_transform")
+    return {
+        "rank": config["r"],
+        "alpha": float(config["lora_alpha"]),
+        "targets": names("target_modules"),
+        "exclude": names("exclude_modules"),
+        "layers": [] if layers is None else [layers] if isinstance(layers, int) else list(layers),
+        "rank_pattern": config.get("rank_pattern") or {},
+        "alpha_pattern": config.get("alpha_pattern") or {},
+        "rslora": bool(config.get("use_rslora")),
+        "dora": bool(config.get("use_dora")),
+        "modules_to_save": names("modules_to_save"),
+        "train_tokens": list(config.get("trainable_token_indices") or []),
+        "target_parameters": names("target_parameters"),
+    }
 
 
 def resolve_tokens(checked: Checked[JobWords]) -> TokensJob:

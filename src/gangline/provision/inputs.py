@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 from gangline.errors import DataError, GanglineError, ModelError
 from gangline.provision.ask import OnProgress, ask_worker
@@ -50,20 +50,23 @@ class Reads:
     """Host -> folder of the model."""
     data: Mapping[str, str] = field(default_factory=dict)
     """File on the user's computer -> file on the head."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Host -> folder of the adapter that is trained on."""
 
     def localised(self, job: Job, host: Host) -> Job:
         """The job as it reads on a host."""
         model = dataclasses.replace(job.model, path=self.models.get(host.name, job.model.path))
         evaluation = job.data.evaluation and job.data.evaluation.moved(self.data)
         data = dataclasses.replace(job.data, train=job.data.train.moved(self.data), evaluation=evaluation)
-        return dataclasses.replace(job, model=model, data=data)
+        method = dataclasses.replace(job.method, adapter=self.adapters.get(host.name, job.method.adapter))
+        return dataclasses.replace(job, model=model, data=data, method=method)
 
     def seen_from(self, cluster: Cluster, job: Job) -> Cluster:
         """The cluster whose images, if hosts work in any, see the model and the data that are used where they are."""
         hosts = []
         for host in cluster.hosts:
             own = self.localised(job, host)
-            paths = [own.model.path, *(_data_files(own) if host == cluster.head else ())]
+            paths = [own.model.path, own.method.adapter or "", *(_data_files(own) if host == cluster.head else ())]
             hosts.append(seeing(host, [path for path in paths if PurePath(path).is_absolute()]))
         return dataclasses.replace(cluster, hosts=tuple(hosts))
 
@@ -71,31 +74,49 @@ class Reads:
 def bring_reads(
     job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, console: Console = SILENT
 ) -> Reads:
-    """Bring a model folder to every host and data files to the head, where they lack it, by content.
+    """Bring the folders of a model and an adapter to every host and data files to the head, where they lack them, by
+    content.
 
     A host that has the very same path with the same content uses it in place; so does this computer. Names of the hub
     stay as they are. home: hashes are remembered there. Raises ModelError or DataError.
     """
+    weights = job.model.start == "pretrained"
+    model = _Folder("model", Path(job.model.path), weights=weights)
+    models = _bring_folder(model, cluster, transports, home=home, console=console)
+    adapters: dict[str, str] = {}
+    if job.method.adapter is not None:
+        adapter = _Folder("adapter", Path(job.method.adapter), weights=True)
+        adapters = _bring_folder(adapter, cluster, transports, home=home, console=console)
     return Reads(
-        models=_bring_model(job, cluster, transports, home=home, console=console),
+        models=models,
+        adapters=adapters,
         data=_bring_data(job, cluster, transports, home=home, console=console),
     )
 
 
-def _bring_model(
-    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, console: Console
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    kind: Literal["model", "adapter"]
+    path: Path
+    weights: bool
+    """Whether its weights are read."""
+
+
+def _bring_folder(
+    read: _Folder, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, console: Console
 ) -> dict[str, str]:
-    folder = Path(job.model.path)
+    """Host -> where the folder is there."""
     away = [host for host in cluster.hosts if host.transport != "local"]
+    kind, folder = read.kind, read.path
     if not away or not folder.is_dir():
         return {}
-    files = model_files(folder, weights=job.model.start == "pretrained")
+    files = model_files(folder, weights=read.weights)
     source, tree = _hashed(folder, tuple(files), home=home, console=console)
     in_place = _in_place(away, transports, folder, tree, console=console)
     lacking = [host for host in away if host.name not in in_place]
-    name = f"{name_from(folder, otherwise='model')}-{str(tree.hash)[:16]}"
+    name = f"{name_from(folder, otherwise=kind)}-{str(tree.hash)[:16]}"
     targets = [spot_on(host, transports, PurePath(host.workdir) / "models" / name) for host in lacking]
-    what = f"model {shown(folder.name)}"
+    what = f"{kind} {shown(folder.name)}"
     cargo = Cargo(what=what, source=source, tree=tree, files=files, kind=ModelError)
     bring(cargo, targets, shared=cluster.shared, console=console)
     return in_place | {target.host.name: str(target.path) for target in targets}

@@ -64,6 +64,8 @@ class MethodJob:
     """The length of each row of a weight is trained by itself."""
     init: str = "default"
     """How adapters begin, in peft's words; default: A at random and B zero."""
+    adapter: str | None = None
+    """A folder (absolute once resolved) of an adapter in peft's format, with whose values this one begins."""
     modules_to_save: tuple[str, ...] = ()
     """Names of modules of which a copy is trained whole."""
     train_tokens: tuple[int | str, ...] = ()

@@ -134,6 +134,28 @@ def initialise(
         beat()
 
 
+def load_adapter(model: Any, folder: str) -> None:
+    """Begin with the values of an adapter in peft's format. Raises ModelError where it is not one of this shape."""
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    try:
+        values = load_peft_weights(folder, device="cpu")
+        wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
+        wrong = sorted(set(values) ^ set(wanted)) or [
+            name for name, value in values.items() if value.shape != wanted[name].shape
+        ]
+        if wrong:
+            raise ValueError(f"they differ in {wrong[0]} and {len(wrong) - 1} more")
+        set_peft_model_state_dict(model, values)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"method.adapter: {folder} does not fit this model",
+            seen=f"expected the tensors that its configuration asks for; {error_summary(error)}",
+            fix="name the base model that it was trained over as model.path, or another adapter",
+        ) from error
+
+
 def is_initial(name: str) -> bool:
     """Whether a parameter belongs to what adapters began with."""
     return f".{INITIAL}." in name

@@ -19,7 +19,7 @@ from gangline.runs.record_versions import load_record
 from gangline.runs.step_schedule import in_steps
 from gangline.strategies.base import Asked, Machines, PlanHalf, extras_of, violations
 from gangline.strategies.table import STRATEGIES, plan_half
-from gangline.worker.adapters import initialise
+from gangline.worker.adapters import initialise, load_adapter
 from gangline.worker.batch import SampleOrder, TokenSource
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import load_model
@@ -135,9 +135,13 @@ def _without_weights(strategy: Strategy) -> tuple[nn.Module, Files] | None:
 
 
 def _begin(strategy: Strategy, model: nn.Module, weight_of: Callable[[str], torch.Tensor] | None = None) -> None:
-    """Set what adapters take from weights, unless a checkpoint brings it."""
+    """Set what adapters take from weights, or from another adapter, unless a checkpoint brings it."""
     method, world = strategy.job.method, strategy.world
-    if (method.dora or method.splits) and world.gang.resume_step is None:
+    if world.gang.resume_step is not None:
+        return
+    if method.adapter is not None:
+        load_adapter(model, method.adapter)
+    elif method.splits or (method.dora and weight_of is not None):
         initialise(model, method, seed=strategy.job.seed, weight_of=weight_of, world=world, beat=strategy.setup.beat)
 
 
@@ -154,7 +158,7 @@ def _load(strategy: Strategy) -> CausalLoss:
     whole = strategy.layout == "whole"
     device = strategy.device if whole else torch.device("cpu")
     model = load_model(strategy.job, device=device, compute=strategy.precision.compute)
-    if strategy.job.method.splits:
+    if strategy.job.method.kind != "full":
         _begin(strategy, model)
     strategy.split(model)
     return strategy.make_loss(model.to(strategy.device) if strategy.layout == "split" else model)

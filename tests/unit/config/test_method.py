@@ -1,0 +1,118 @@
+"""The section `method`: options of adapters that go together, and an adapter that is trained on."""
+
+import json
+
+import pytest
+
+from gangline.config.load import load_job
+from gangline.errors import SpecError
+
+ADAPTER = {
+    "peft_type": "LORA",
+    "r": 8,
+    "lora_alpha": 16,
+    "target_modules": ["v_proj", "q_proj"],
+    "use_dora": True,
+    "rank_pattern": {"q_proj": 2},
+    "layers_to_transform": [1, 2],
+    "modules_to_save": None,
+    "init_lora_weights": True,
+    "bias": "none",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "rows.jsonl").touch()
+    (tmp_path / "adapter").mkdir()
+    return tmp_path
+
+
+def load(folder, method, more=""):
+    text = f"model: ./llama\ndata: {{train: rows.jsonl}}\nbatch: 8\nmethod: {{{method}}}\n{more}"
+    (folder / "job.yaml").write_text(text, encoding="utf-8")
+    return load_job(folder / "job.yaml", [])
+
+
+def refused(folder, method, more=""):
+    with pytest.raises(SpecError) as caught:
+        load(folder, method, more)
+    return str(caught.value)
+
+
+def write(folder, **changes):
+    (folder / "adapter" / "adapter_config.json").write_text(json.dumps({**ADAPTER, **changes}), encoding="utf-8")
+
+
+def test_layers_are_numbers_and_ranges(folder):
+    assert load(folder, "kind: lora, layers: [5, 0-2, 1]").method.layers == (0, 1, 2, 5)
+    assert "the range 3-1" in refused(folder, "kind: lora, layers: 3-1")
+
+
+def test_tensors_that_are_named_stand_alone_where_no_targets_are(folder):
+    assert load(folder, "kind: lora, target_parameters: mlp.experts.down_proj").method.targets == ()
+    both = load(folder, "kind: lora, targets: q_proj, target_parameters: mlp.experts.down_proj").method
+    assert both.targets == ("q_proj",)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("kind: lora, targets: ['regex:(a']", 'seen  "(a"; expected a regular expression; missing )'),
+        ("kind: lora, targets: ['regex:a', b]", "regex: beside other targets"),
+        ("kind: lora, exclude: ['regex:a', b]", "an expression beside other names"),
+        ("kind: lora, targets: 'regex:a', layers: 1", "layers beside an expression for whole names"),
+        ("kind: lora, rank_pattern: {'(': 2}", "method.rank_pattern.("),
+        ("kind: lora, init: orthogonal, rank: 3", "orthogonal with rank 3; expected even ranks"),
+        ("kind: lora, init: pizza", "expected default, gaussian, orthogonal, pissa, pissa_niter_N or olora"),
+        ("kind: qlora, init: pissa", "method.init: pissa or olora with method: qlora"),
+        ("kind: lora, init: olora, dora: true", "method.init: pissa or olora with method.dora"),
+        ("kind: qlora, dora: true", "method.dora with method: qlora"),
+        ("kind: full, dora: true", "dora, but every weight is trained"),
+        ("kind: lora, train_tokens: added", "added, but the job adds no tokens"),
+        ("kind: lora, adapter: nowhere", "there is no"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(folder, method, said):
+    assert said in refused(folder, method)
+
+
+@pytest.mark.parametrize("kind", ["tp", "pipeline", "zero-3"])
+def test_a_strategy_refuses_what_it_does_not_train(folder, kind):
+    said = refused(folder, "kind: lora, train_tokens: [3]", f"strategy: {kind}\n")
+    assert f"method.train_tokens with strategy: {kind}" in said
+
+
+def test_tokens_that_are_added_have_to_be_trained(folder):
+    tokens = "tokens: [<a>, <b>]\n"
+    assert "tokens whose rows nobody trains (method: lora)" in refused(folder, "kind: lora", tokens)
+    assert load(folder, "kind: lora, train_tokens: added", tokens).tokens.add == ("<a>", "<b>")
+    assert load(folder, "kind: full", tokens).tokens.add == ("<a>", "<b>")
+    special = load(folder, "kind: lora", "tokens: {special: {pad_token: <pad>}}\n").tokens.special
+    assert special == {"pad_token": "<pad>"}
+
+
+def test_an_adapter_that_is_trained_on_says_what_it_is(folder):
+    write(folder)
+    method = load(folder, "kind: lora, adapter: adapter, dropout: 0.1").method
+    assert (method.rank, method.alpha, method.dropout, method.dora) == (8, 16.0, 0.1, True)
+    assert (method.targets, method.layers, method.rank_pattern) == (("q_proj", "v_proj"), (1, 2), {"q_proj": 2})
+    assert method.adapter == str(folder / "adapter")
+    write(folder, target_modules=".*_proj")
+    assert load(folder, "kind: lora, adapter: adapter").method.targets == ("regex:.*_proj",)
+    assert "rank beside an adapter" in refused(folder, "kind: lora, adapter: adapter, rank: 4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type: LOHA"),
+        ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4, which changed the base model"),
+        ({"bias": "all"}, "bias: all"),
+        ({"lora_bias": True}, "lora_bias: True"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(folder, changes, said):
+    write(folder, **changes)
+    assert said in refused(folder, "kind: lora, adapter: adapter")
