@@ -19,6 +19,7 @@ JOB = {
     "model": "./model",
     "data": {"train": "corpus.jsonl", "eval": 0.1, "sequence_length": 32},
     "batch": 12,
+    "micro_batch": 1,
     "steps": 60,
     "optimizer": {"learning_rate": 3e-4},
     "schedule": "constant",

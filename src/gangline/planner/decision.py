@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gangline.catalog.gpu_specs import GPUS
 from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, Scenario
 from gangline.planner.machines import PlannedCluster, imagine
-from gangline.planner.shares import Dividing
+from gangline.planner.shares import Dividing, ceiling
 from gangline.planner.traffic import LinkModel
 from gangline.planner.training import Number, PlannedStrategy, Training
 from gangline.runs.gang import whole_count, whole_counts
@@ -166,17 +166,23 @@ def choose(drafts: list[Candidate]) -> Candidate | None:
     return min(as_fast, key=_simplicity, default=(0.0, None))[1]
 
 
-def _simplicity(timed: tuple[float, Candidate]) -> tuple[int, bool, bool, bool, int, float]:
+def _simplicity(timed: tuple[float, Candidate]) -> tuple[int, bool, bool, bool, int, int, float]:
     seconds, draft = timed
     return (
         SIMPLEST.get(draft.strategy.kind, len(SIMPLEST)),
         draft.training.checkpointing,
         draft.training.exchange is not None,
         draft.strategy.eager,
-        # without times, a few samples at once: one alone keeps no device busy
-        draft.training.micro_batch if draft.scenario.is_timed else abs(draft.training.micro_batch - UNTIMED),
+        *((0, draft.training.micro_batch) if draft.scenario.is_timed else _untimed(draft)),
         seconds,
     )
+
+
+def _untimed(draft: Candidate) -> tuple[int, int]:
+    """Without times: what gives each rank its share, to 5 %; then a few samples, for one alone keeps no device busy."""
+    weights = draft.scenario.weights if draft.strategy.half.layers == "all" else (1.0,)
+    missed = 1 - ceiling([1 / weight for weight in weights if weight] or [1.0], draft.scenario.count)
+    return int(20 * missed + 1e-9), abs(draft.training.micro_batch - UNTIMED)
 
 
 def fitting(drafts: list[Candidate]) -> list[Candidate]:

@@ -502,6 +502,18 @@ def test_where_no_speed_is_known_or_has_a_say_the_batch_is_the_wish() -> None:
     assert decide(in_fours, BIG).query.batch == 28
 
 
+def test_where_no_speed_is_known_micro_batches_are_as_small_as_the_shares_of_the_file_want() -> None:
+    blind = dataclasses.replace(query(batch=12, leave_open=True), compute=lambda _placement, _training: None)
+    weights = zip(BIG.placements, (3.0, 2.0, 1.0), strict=True)
+    weighted = tuple(dataclasses.replace(placement, weight=weight) for placement, weight in weights)
+    chosen = decide(blind, dataclasses.replace(BIG, placements=weighted)).best
+    assert chosen is not None
+    assert [share * chosen.training.micro_batch for share in chosen.shares] == [6, 4, 2]
+    even = decide(blind, BIG).best
+    assert even is not None
+    assert (even.training.micro_batch, even.shares) == (4, (1, 1, 1))
+
+
 def test_where_nothing_fits_the_batch_is_the_wish_in_whole_micro_batches() -> None:
     job = query("meta-llama/Llama-2-70b-hf", batch=30, method="full", micro_batch=4, leave_open=False)
     choice = decide(dataclasses.replace(job, open=("batch",)), world())
