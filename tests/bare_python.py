@@ -68,7 +68,7 @@ def run_verbs(python, verbs, *, folder, home, before=""):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(answers) == len(verbs), done.stdout + done.stderr

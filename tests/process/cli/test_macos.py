@@ -4,6 +4,8 @@ import pytest
 
 from tests.bare_python import bare_python, run_verbs
 
+pytestmark = pytest.mark.timeout(300)
+
 WITHOUT_LINUX = """
 import os, select, signal, socket, sys, sysconfig
 sysconfig.get_config_vars()

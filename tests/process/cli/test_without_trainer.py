@@ -7,7 +7,19 @@ import pytest
 from gangline.cli.main import VERBS
 from tests.bare_python import bare_python, run_verbs
 
+pytestmark = pytest.mark.timeout(300)
+
 JOB = "model: meta-llama/Llama-2-7b-hf\nmethod: qlora\ndata: {train: rows.jsonl, sequence_length: 512}\nbatch: 8\n"
+AXOLOTL = """\
+base_model: meta-llama/Llama-2-7b-hf
+adapter: lora
+lora_r: 8
+datasets: [{path: rows.jsonl, type: completion}]
+sequence_len: 512
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 1
+"""
 HOSTS = "pc1=rtx4090,pc2=rtx3090"
 
 WORKS = {
@@ -20,6 +32,9 @@ WORKS = {
     "init": ["init", "localhost", "--dry-run"],
     "explain": ["explain", "E-SW-01"],
     "setup": ["setup", "--dry-run"],
+    "recipes": ["recipes"],
+    "completion": ["completion", "bash"],
+    "convert": ["convert", "foreign.yaml"],
 }
 LACKS_RUN = {verb: [verb, "calm-otter-7"] for verb in ("attach", "logs", "stop", "resume", "export")}
 REFUSES = {
@@ -43,6 +58,7 @@ def python(tmp_path_factory):
 def folder(tmp_path):
     tmp_path.joinpath("job.yaml").write_text(JOB)
     tmp_path.joinpath("rows.jsonl").write_text('{"text": "a"}\n')
+    tmp_path.joinpath("foreign.yaml").write_text(AXOLOTL)
     tmp_path.joinpath("train.py").write_text("")
     tmp_path.joinpath("model").mkdir()
     tmp_path.joinpath("model", "config.json").write_text("{}")
