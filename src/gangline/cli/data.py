@@ -10,6 +10,7 @@ import typer
 
 from gangline.cli.options import AsJson, JobFile, Overrides
 from gangline.cli.output import print_json
+from gangline.context import default_home
 from gangline.decide.data_preview import preview
 from gangline.report.data_view import marks, preview_lines
 from gangline.report.live import speaks_braille
@@ -26,7 +27,7 @@ def command(
     from gangline.config.load import load_job
 
     found = load_job(job, tuple(overrides or ()))
-    seen = preview(found, rows=rows)
+    seen = preview(found, home=default_home(), rows=rows)
     if as_json:
         print_json({key: value for key, value in seen.items() if key != "kind"})
         return

@@ -13,8 +13,10 @@ from typing import Any
 import gangline
 from gangline.errors import UsageError
 from gangline.provision.ask import ask_worker
+from gangline.provision.code import trainer_here
 from gangline.runs.cluster import Host
 from gangline.runs.job import Job
+from gangline.runs.training_environment import training_python
 from gangline.transport.local import LocalTransport
 
 PACKAGES = ("tokenizers", "jinja2", "numpy")
@@ -23,25 +25,22 @@ SECONDS = 1.0
 """Time for rows: with the start of the processes, the answer is there in under three."""
 
 
-def preview(job: Job, *, rows: int, seconds: float = SECONDS) -> dict[str, Any]:
+def preview(job: Job, *, home: Path, rows: int, seconds: float = SECONDS) -> dict[str, Any]:
     """What becomes of the rows of `data.train`; see `worker.data.preview.look`.
 
     rows: so many are shown as text. seconds: time for the others; of more, the first ones are looked at. Raises
     UsageError where this computer has no Python for it, DataError, ModelError.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing and training_python(home) == sys.executable:
         raise UsageError(
             "this Python cannot look at tokens",
             seen=f"expected the packages {', '.join(PACKAGES)}; {', '.join(missing)} is not installed",
-            fix="pip install 'gangline[train]', or look at the rows alone: gangline plan JOB",
+            fix="gangline setup, or pip install 'gangline[train]'; or look at the rows alone: gangline plan JOB",
         )
-    host = Host(
-        name="this computer",
-        workdir="",
-        python=sys.executable,
-        code=str(Path(gangline.__file__).parent.parent),
-    )
+    code = str(Path(gangline.__file__).parent.parent)
+    here = Host(name="this computer", workdir="", python=sys.executable, code=code)
+    host = trainer_here(home) if missing else here
     with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
         path = Path(folder) / "job.json"
         job.save(path)

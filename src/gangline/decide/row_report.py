@@ -400,9 +400,10 @@ def python_with_packages(hosts: Sequence[Host]) -> tuple[Host | None, str]:
     if all(importlib.util.find_spec(name) is not None for name in ("transformers", "pyarrow", "numpy")):
         return Host(name="this computer", workdir="", python=sys.executable, code=code), ""
     for host in hosts:
-        if host.transport == "local" and host.python and Path(host.python).resolve() != Path(sys.executable).resolve():
+        # not where the names lead to: two virtual environments are links to one program
+        if host.transport == "local" and host.python not in {"", sys.executable}:
             return dataclasses.replace(host, code=code), ""
-    return None, "no Python of this computer has the packages for training (pip install 'gangline[train]')"
+    return None, "no Python of this computer has the packages for training (gangline setup builds one)"
 
 
 def _in_a_line(error: GanglineError) -> str:

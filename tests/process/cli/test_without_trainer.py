@@ -41,6 +41,7 @@ REFUSES = {
     "train": (["train", "job.yaml"], "E-SW-01"),
     "run": (["run", "--", "train.py"], "E-SW-16"),
     "chat": (["chat", "model", "--prompt", "hello"], "is not installed, which gangline's trainer needs"),
+    "data": (["data", "job.yaml"], "this Python cannot look at tokens"),
     "demo": (["demo"], "is not installed, which gangline's trainer needs"),
     "plan": (
         ["plan", "job.yaml", "strategy=ddp", "--hosts", HOSTS, "--trace"],
