@@ -5,8 +5,8 @@
 Every file is read twice. `gangline convert` makes a job of it, which the worker's own loop trains. The other side
 reads the file's own keys into TrainingArguments, and HF Trainer trains the same weights on the same samples in the
 same order.
-Model and rows are small and made here (a Llama of 100 k weights in fp32, 300 rows); on both sides quantised weights are
-whole, moments have 32 bits, dropout is off, samples have 256 tokens, and one process does the work of all. What is
+Model and rows are small and made here (a Llama of 100 k weights in fp32, 3,000 rows); on both sides quantised weights
+are whole, moments have 32 bits, dropout is off, samples have 256 tokens, and one process does the work of all. What is
 compared is what the file says of batch, accumulation, rate, schedule, warm-up, decay, betas, clipping, adapters and
 packing. Nothing of the folders is copied or kept.
 """
@@ -37,7 +37,7 @@ from gangline.runs.job import Job
 from gangline.worker.batch import SampleOrder
 from gangline.worker.data.tokens import TokenSet
 
-LENGTH, ROWS = 256, 300
+LENGTH, ROWS = 256, 3000
 TOLERANCE = 1e-5
 
 
@@ -76,7 +76,7 @@ def main() -> None:
             if words is None or (key := json.dumps(words, sort_keys=True, default=str)) in seen:
                 continue
             side = converted(path, Path(folder), model, asked.steps, asked.templates)
-            if side is None:
+            if side is None or len(side.rows) < side.job.batch * asked.steps:  # all steps lie in one epoch
                 continue
             seen.add(key)
             done += 1
