@@ -187,5 +187,5 @@ def continued(folder: str, gang: dict):
     return {
         "split": [loss for _, loss, _ in split.steps],
         "alone": [loss for _, loss, _ in alone.steps],
-        "difference": relative(ours, theirs),
+        "difference": relative(ours.detach(), theirs.detach()),
     }
