@@ -181,7 +181,8 @@ def continued(folder: str, gang: dict):
         return None
     session = make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0)
     tokens = torch.arange(20)[None]
-    ours, theirs = (each.eval()(input_ids=tokens, use_cache=False).logits for each in (session.model, theirs.double()))
+    models = (session.model, theirs.double())
+    ours, theirs = (each.eval()(input_ids=tokens, use_cache=False).logits.detach() for each in models)
     session.model.train()
     _, alone = run_loop(session)
     return {

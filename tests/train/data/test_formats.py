@@ -187,5 +187,5 @@ class TestLongRows:
 
     def test_a_prompt_that_fills_the_sample_is_a_bad_row(self, tokens_of, write_rows):
         rows = write_rows([{"prompt": self.LONG, "completion": "six"}])
-        with pytest.raises(DataError, match="the prompt alone fills the sample"):
+        with pytest.raises(DataError, match="in 1 row the prompt alone fills a sample of 16 tokens"):
             tokens_of(rows, format="completion", sequence_length=16)
