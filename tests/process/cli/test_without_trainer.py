@@ -34,7 +34,7 @@ WORKS = {
     "setup": ["setup", "--dry-run"],
     "recipes": ["recipes"],
     "completion": ["completion", "bash"],
-    "convert": ["convert", "foreign.yaml"],
+    "convert": ["convert", "foreign.yaml", "--world-size", "1", "--dry-run"],
 }
 LACKS_RUN = {verb: [verb, "calm-otter-7"] for verb in ("attach", "logs", "stop", "resume", "export")}
 REFUSES = {
