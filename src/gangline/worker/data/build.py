@@ -450,7 +450,8 @@ def _refuse_empty(request: SetRequest, tally: RowTally, writer: SetWriter, *, nu
     seen = f"{tally.rows} rows with words, {tally.bad.count} that cannot be used{examples}"
     fix = "name files with rows" + ("; with few rows, name an evaluation file instead" if request.side else "")
     if num_dropped:
-        seen = f"in {num_dropped} row{'s' * (num_dropped > 1)} the prompt alone fills a sample of {request.data.sequence_length} tokens"
+        rows = "1 row" if num_dropped == 1 else f"{num_dropped} rows"
+        seen = f"in {rows} the prompt alone fills a sample of {request.data.sequence_length} tokens"
         fix = "raise data.sequence_length"
     raise DataError(f"{key}: no token to learn in {source}{cut_off}", seen=seen, fix=fix)
 
