@@ -16,6 +16,7 @@ from gangline.provision.ask import ask_worker
 from gangline.provision.code import trainer_here
 from gangline.runs.cluster import Host
 from gangline.runs.job import Job
+from gangline.runs.layout import AGENT_NAMES
 from gangline.runs.training_environment import training_python
 from gangline.transport.local import LocalTransport
 
@@ -42,7 +43,7 @@ def preview(job: Job, *, home: Path, rows: int, seconds: float = SECONDS) -> dic
     here = Host(name="this computer", workdir="", python=sys.executable, code=code)
     host = trainer_here(home) if missing else here
     with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
-        path = Path(folder) / "job.json"
+        path = Path(folder) / AGENT_NAMES["JOB"]
         job.save(path)
         words = ("preview", str(path), "--rows", str(rows), "--seconds", str(seconds))
         return ask_worker(host, LocalTransport(host), words)

@@ -62,7 +62,12 @@ def extend_config(config: Any, vocabulary: Vocabulary) -> None:
     text.vocab_size = max(text.vocab_size, vocabulary.num_tokens)
     for role, number in vocabulary.roles.items():
         for each in {id(config): config, id(text): text}.values():
-            setattr(each, f"{role}_id", number)
+            setattr(each, id_key(role), number)
+
+
+def id_key(role: str) -> str:
+    """The key of a configuration that has the id of a role, such as pad_token."""
+    return "_".join((role, "id"))
 
 
 @torch.no_grad()
@@ -80,7 +85,7 @@ def extend_model(model: Any, job: Job) -> None:
                 getattr(part, name)[rows:] = value
     extend_config(model.config, vocabulary)
     for role, number in vocabulary.roles.items() if model.can_generate() else ():
-        setattr(model.generation_config, f"{role}_id", number)
+        setattr(model.generation_config, id_key(role), number)
 
 
 def trained_rows(model: Any, job: Job) -> list[int] | dict[str, list[int]] | None:
