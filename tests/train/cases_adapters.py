@@ -16,22 +16,33 @@ from gangline.runs.job import Job, MethodJob, ModelJob, OptimizerJob, ScheduleJo
 from gangline.worker.adapters import lora_config, round_saved
 from gangline.worker.export import export
 from gangline.worker.model import base_of, load_model, saved_weights
-from tests.train import tiny
+from gangline.worker.progress import restore
+from tests.train import cases_contract, tiny
 from tests.train.cases_export import logits, relative, stranger
-from tests.train.small import MemorySet, make_job, make_session, make_world, model_folder, norms_in_own_dtype, run_loop
+from tests.train.small import (
+    MemorySet,
+    make_job,
+    make_session,
+    make_world,
+    mixture_folder,
+    model_folder,
+    norms_in_own_dtype,
+    run_loop,
+)
 
 STEPS = 20
 SEED = 7
 
 
-def stored_model(folder: str, *, tied: bool) -> str:
+def stored_model(folder: str, *, tied: bool, experts: bool = False) -> str:
     """A folder with weights in this one, made by the first rank; collective."""
     from transformers import AutoConfig
 
-    path = Path(folder) / ("tied" if tied else "untied")
+    path = Path(folder) / ("experts" if experts else "tied" if tied else "untied")
     if dist.get_rank() == 0 and not path.is_dir():
         torch.manual_seed(1)
-        config = AutoConfig.from_pretrained(model_folder(layers=2, tie_word_embeddings=tied, initializer_range=0.2))
+        plain = model_folder(layers=2, tie_word_embeddings=tied, initializer_range=0.2)
+        config = AutoConfig.from_pretrained(mixture_folder() if experts else plain)
         AutoModelForCausalLM.from_config(config).save_pretrained(path)
     dist.barrier()
     return str(path)
@@ -44,7 +55,7 @@ def job_of(
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     return replace(
         make_job(precision=precision, steps=steps, **changes),
-        model=ModelJob(path=stored_model(folder, tied=tied)),
+        model=ModelJob(path=stored_model(folder, tied=tied, experts="target_parameters" in options)),
         method=replace(MethodJob(kind="lora", rank=4, alpha=8.0), **options),
         optimizer=OptimizerJob(learning_rate=3e-3, clip_norm=None),
         schedule=ScheduleJob(kind="constant"),
@@ -54,7 +65,8 @@ def job_of(
 def by_peft(job: Job, config: LoraConfig, *, num_tokens: int = 0) -> list[float]:
     """Losses of a plain loop over the same samples. num_tokens: those that have to have a row, the mean of the others."""
     norms_in_own_dtype()
-    dtype = torch.float32 if job.method.splits else torch.float64  # peft splits no weight in fp64
+    compute = torch.float32 if job.precision == "fp32" else torch.float64
+    dtype = torch.float32 if job.method.splits else compute  # peft splits no weight in fp64
     model = AutoModelForCausalLM.from_pretrained(job.model.path, dtype=dtype)
     table = model.get_input_embeddings().weight
     if num_tokens > len(table):
@@ -65,7 +77,7 @@ def by_peft(job: Job, config: LoraConfig, *, num_tokens: int = 0) -> list[float]
         for part, mean in zip(parts, means, strict=True):
             part.weight.data[rows:] = mean
     torch.manual_seed(SEED)
-    model = get_peft_model(model, config, autocast_adapter_dtype=False).double().train()
+    model = get_peft_model(model, config, autocast_adapter_dtype=False).to(compute).train()
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=3e-3, weight_decay=0.0)
     session = make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0)
@@ -85,9 +97,9 @@ def by_peft(job: Job, config: LoraConfig, *, num_tokens: int = 0) -> list[float]
     return losses
 
 
-def by_peft_too(folder: str, options: dict, config: dict, tied: bool = False):
+def by_peft_too(folder: str, options: dict, config: dict, tied: bool = False, precision: str = "fp64"):
     """Losses of one process, and by peft with the configuration that means the same."""
-    job = job_of(options, folder=folder, tied=tied, batch=4)
+    job = job_of(options, folder=folder, tied=tied, precision=precision, batch=4)
     _, alone = run_loop(make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0))
     words = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **config}
     return {"alone": [loss for _, loss, _ in alone.steps], "peft": by_peft(job, LoraConfig(**words))}
@@ -101,6 +113,20 @@ def divided(folder: str, options: dict, gang: dict, tied: bool = False, steps: i
         return None
     _, alone = run_loop(make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0))
     return {"split": [loss for _, loss, _ in split.steps], "alone": [loss for _, loss, _ in alone.steps]}
+
+
+def gone_on_with(folder: str, options: dict, gang: dict, precision: str):
+    """Of rank 0: the last two of four steps, from a checkpoint that a gang has saved, and those of one process."""
+    job = job_of(options, folder=folder, steps=4, precision=precision)
+    checkpoints = Path(folder) / "checkpoints"
+    cases_contract.save_steps(make_world(rank=dist.get_rank(), **gang), job, checkpoints, step=2)
+    if dist.get_rank() > 0:
+        return None
+    words = {"rank": 0, "strategy": "single"}
+    resumed = make_session(job, make_world([10], resume_step=2, **words), num_evaluation=0)
+    _, after = run_loop(resumed, progress=restore(resumed, checkpoints))
+    _, alone = run_loop(make_session(job, make_world([10], **words), num_evaluation=0))
+    return {"after": [loss for _, loss, _ in after.steps], "alone": [loss for _, loss, _ in alone.steps[2:]]}
 
 
 def refused(folder: str, options: dict, tied: bool = False):

@@ -13,7 +13,7 @@ from gangline.errors import UsageError
 from gangline.plugins import Plugin
 from gangline.runs.checkpoints import part_folder
 from gangline.runs.gang import held_by
-from gangline.runs.job import OuterJob, StrategyJob
+from gangline.runs.job import Job, OuterJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.strategies.base import PlanHalf
 from gangline.worker.batch import begin_draws, micro_batch_seed, pick, split_work
@@ -21,6 +21,7 @@ from gangline.worker.checkpoint import Saver
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.precision import agree_precision
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.session import make_strategy
 from gangline.worker.strategy import Strategy, StrategySetup
@@ -111,20 +112,24 @@ def _resumed_job(method: str, precision: str):
 
 def save(gang: dict, folder: str, method: str, precision: str):
     """The first 6 of 8 steps, and a checkpoint of them."""
-    world, job = make_world(rank=dist.get_rank(), **gang), _resumed_job(method, precision)
+    return save_steps(make_world(rank=dist.get_rank(), **gang), _resumed_job(method, precision), Path(folder), step=6)
+
+
+def save_steps(world: ProcessGroup, job: Job, folder: Path, *, step: int):
+    """The first steps of a job, and a checkpoint of them; collective."""
     session = make_session(job, world, num_evaluation=0)
     description = {"attempt": 1, "hosts": world.gang.hosts, "num_ranks": world.size, "fingerprints": {}}
     description["held"] = held_by(world.gang)
-    saver = Saver(Path(folder), host=world.host, job=job.checkpoint, description=description)
+    saver = Saver(folder, host=world.host, job=job.checkpoint, description=description)
     progress = TrainingProgress()
     result, captured = run_loop(
-        session, saver=saver if world.is_first_of_host else None, progress=progress, stop_after=6
+        session, saver=saver if world.is_first_of_host else None, progress=progress, stop_after=step
     )
     saver.wait()
     dist.barrier()
     if world.is_head:
-        parts = {host: (part_folder(Path(folder), 6, host) / PART_FILE).read_bytes() for host in world.gang.hosts}
-        place_commit(Path(folder), commit_record(parts))
+        parts = {host: (part_folder(folder, step, host) / PART_FILE).read_bytes() for host in world.gang.hosts}
+        place_commit(folder, commit_record(parts))
     dist.barrier()
     return {"result": result, "step": progress.step, "losses": captured.steps}
 

@@ -54,6 +54,39 @@ def test_twenty_steps_over_uneven_ranks_are_those_of_one_process(pool, folder):
     assert worst(found["split"], found["alone"]) <= FP64
 
 
+EXPERTS = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "targets": ["q_proj"]}
+"""In fp32: torch multiplies groups of rows in no wider format."""
+
+
+def test_tensors_of_experts_are_trained_as_by_peft(pool, folder):
+    config = {"target_parameters": EXPERTS["target_parameters"], "target_modules": EXPERTS["targets"]}
+    words = {"options": EXPERTS, "config": config, "precision": "fp32"}
+    found = pool(1).run(cases_adapters.by_peft_too, folder=folder, **words)[0]
+    assert worst(found["alone"], found["peft"]) <= FP32
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero-1"])
+def test_tensors_of_experts_and_rows_of_tokens_are_trained_on_every_split(pool, folder, kind):
+    words = {"options": {**EXPERTS, "train_tokens": [5, 7]}, "precision": "fp32"}
+    found = pool(2).run(cases_adapters.divided, folder=folder, gang={"shares": [7, 3], "strategy": kind}, **words)[0]
+    assert worst(found["split"], found["alone"]) <= FP32
+
+
+@pytest.mark.parametrize(
+    ("options", "precision", "tolerance"),
+    [
+        ({"dora": True, "modules_to_save": ["lm_head"]}, "fp64", FP64),
+        ({"init": "pissa", "train_tokens": [5, 7]}, "fp64", FP64),
+        (EXPERTS, "fp32", FP32),
+    ],
+    ids=["lengths", "a part of the weight", "experts"],
+)
+def test_saved_on_two_ranks_a_run_goes_on_alone(pool, tmp_path, options, precision, tolerance):
+    words = {"options": options, "gang": {"shares": [7, 3], "strategy": "fsdp"}, "precision": precision}
+    found = pool(2).run(cases_adapters.gone_on_with, folder=str(tmp_path), **words)[0]
+    assert worst(found["after"], found["alone"]) <= tolerance
+
+
 SPLIT = {
     "pissa": ({"init": "pissa"}, {"init_lora_weights": "pissa"}),
     "olora": ({"init": "olora", "rslora": True}, {"init_lora_weights": "olora", "use_rslora": True}),
