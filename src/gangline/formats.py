@@ -18,6 +18,7 @@ completion follow each other as they are: a space or a line break between them b
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,7 +160,7 @@ def read_messages(
     fields: `MESSAGE_KEYS` -> what they are called in the row.
     speakers: role in the row -> role of the chat template, or `TOOL_CALLS`.
     """
-    names = {key: name for key in MESSAGE_KEYS if (name := (fields or {}).get(key, key)) != key}
+    names = {key: name for key in MESSAGE_KEYS if (name := fields.get(key, key)) != key} if fields else {}
     messages = _json(column, value, "a list of messages")
     if not isinstance(messages, list) or not messages:
         raise RowError(f"{column!r} is not a list of messages")
@@ -454,15 +455,20 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _unread(rules: DataFormat, fields: Mapping[str, str], row: Mapping[str, Any]) -> set[str]:
+def _unread(rules: DataFormat, fields: Mapping[str, str], row: Mapping[str, Any]) -> frozenset[str]:
     """Roles of the groups that are not read."""
     if not rules.either:
-        return set()
+        return frozenset()
     there = (group for group in rules.either if all(row.get(fields[role]) is not None for role in group))
     chosen = next(there, None)
     if chosen is None:
         chosen = max(rules.either, key=lambda group: sum(fields[role] in row for role in group))
-    return {role for group in rules.either for role in group} - set(chosen)
+    return _others(rules.either, chosen)
+
+
+@functools.lru_cache
+def _others(groups: tuple[tuple[str, ...], ...], chosen: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(role for group in groups for role in group) - frozenset(chosen)
 
 
 def check_row(
@@ -475,7 +481,16 @@ def check_row(
             rules.messages(values)
     if rules.answer is not None and not values[rules.answer]:
         raise RowError(f"{fields[rules.answer]!r} is empty")
-    return sum(len(value) if isinstance(value, str) else len(str(value)) for value in values.values())
+    return sum(_characters(value) for value in values.values() if value)
+
+
+def _characters(value: Any) -> int:
+    """Of a text, of the contents of messages, or of what else a row has, as Python writes it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list) and isinstance(value[0], dict) and "content" in value[0]:
+        return sum(len(message.get("content") or "") for message in value)
+    return len(str(value))
 
 
 def _missing(name: str, fields: Mapping[str, str], row: Mapping[str, Any], role: str) -> str:
