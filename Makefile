@@ -29,7 +29,7 @@ else
 	$(BIN)/python -m pytest -n 2 tests/unit || status=1; \
 	$(BIN)/python -m pytest -n 4 tests/process || status=1; \
 	$(BIN)/python -m pytest -n 3 $(BY_FILE) tests/lab --ignore $(STORY) || status=1; \
-	$(BIN)/python -m pytest -n 3 $(BY_FILE) $(STORY) tests/train || status=1; \
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(STORY) tests/train || status=1; \
 	exit $$status
 endif
 

@@ -354,7 +354,7 @@ def write_case(case: Case, folder: Path, *, num_rows: int) -> tuple[Job, str]:
     source = SourceJob(files=(str(path),))
     data = DataJob(train=source, format=case.format, fields=case.fields)
     job = Job(name="rows", model=ModelJob(path="/nowhere"), data=data, batch=8, micro_batch=1)
-    return job, place if case.row else str(path if case.expected != "no rows" else "data.train")
+    return job, place if case.row else str(path)
 
 
 def words_of(job: Job, deps: Dependencies = REAL) -> str:

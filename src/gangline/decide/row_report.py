@@ -83,8 +83,11 @@ class SourceLook:
         if self.num_bad and not (self.num_good and (self.data.skip_bad_rows or self.is_cut)):
             yield self._bad_rows()
         elif not (self.num_rows or self.unread or self.broken):
+            source = self.data.train if self.key == TRAIN else self.data.evaluation
+            files = source.all_files if source is not None else ()
+            shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
             yield DataError(
-                f"{self.key}: no rows", seen="every file of it is empty", fix="name files with rows in them"
+                f"{self.key}: no rows in {shown}", seen="expected rows; all of it is empty", fix="name files with rows"
             )
 
     def _bad_rows(self) -> DataError:

@@ -45,5 +45,5 @@ def test_what_stands_in_rows_is_never_read_as_a_template_or_a_command(
     tokens = tokens_of(write_rows(rows), folder=folder, format="chat", sequence_length=1024, packing=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     decoded = [tokenizer.decode(tokens.sample(number).input_ids) for number in range(len(texts))]
-    assert sorted(decoded) == sorted(f"<|user|>q<|end|><|assistant|>{text}<|end|></s>" for text in texts)
+    assert sorted(decoded) == sorted(f"<|user|>q<|end|><|assistant|>{text}<|end|>" for text in texts)
     assert not (tmp_path / "canary").exists()
