@@ -46,16 +46,16 @@ def loopback_store(
         more["is_master"] = is_master
     if not serves or not is_loopback(host):
         return make(host, port, *words, **more)
-    door = listening(host, port)
-    own = door.getsockname()[1]
-    return make(host, own, *words, master_listen_fd=door.detach(), **more)
+    listener = listening(host, port)
+    own = listener.getsockname()[1]
+    return make(host, own, *words, master_listen_fd=listener.detach(), **more)
 
 
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens there, as torch wants it. port: 0: any."""
-    door = socket.create_server(("127.0.0.1" if host == "localhost" else host, port), backlog=_BACKLOG)
-    door.setblocking(False)
-    return door
+    listener = socket.create_server(("127.0.0.1" if host == "localhost" else host, port), backlog=_BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
 def is_loopback(host: str) -> bool:

@@ -136,7 +136,7 @@ class HostAgent:
         self._folders = [request["folder"]]
         """Of the parts that it has had; the first is in the environment of all that it started."""
         self._secrets: Dict[str, str] = {}
-        self._door: Optional[socket.socket] = None
+        self._listener: Optional[socket.socket] = None
         """Holds the port where launchers or ranks meet, until one of them listens there."""
         self._look_at = float("-inf")
         """When it is looked next whether the run has a supervisor."""
@@ -163,7 +163,7 @@ class HostAgent:
         if not meet or 0 not in self.part.request.get("ranks", ()):
             return
         try:
-            self._door = free_ports.reserve(int(meet[1]))
+            self._listener = free_ports.reserve(int(meet[1]))
         except OSError as error:
             raise VerbFailed(
                 "the gangline agent did not start",
@@ -212,9 +212,9 @@ class HostAgent:
         while not self._has_ended and self.part.leaving.order != "kill" and not self.part.is_spent(self.command):
             self._pause(TICK_S)
             self.part.look(self.command, signal_order=self.signal_order)
-            if self._door is not None and self.part.has_met:
-                self._door.close()
-                self._door = None
+            if self._listener is not None and self.part.has_met:
+                self._listener.close()
+                self._listener = None
 
     def _finish(self) -> None:
         is_spent = not self._has_ended and self.part.leaving.order != "kill"
