@@ -26,7 +26,12 @@ class Network:
         self.mode = mode
         self.num_nics = num_nics
         self.space = Space("switch", mode.switch_argv(), {**env, "NETWORK": "\n".join(["link set lo up", *bridges])})
-        self.space.await_pid()
+        try:
+            self.space.await_pid()
+        except LabFailed:
+            self.space.close()
+            self.space.forget()
+            raise
 
     def plug(self, cables: list[tuple[int, int]]) -> None:
         """Give each process of the (pid, number) pairs its network cards."""

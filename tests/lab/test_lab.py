@@ -8,12 +8,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.lab import probe
 from tests.lab.hosts import ROOT, Lab, lab_folders
 from tests.lab.namespaces import LabFailed, end, lab_id
+from tests.lab.network import Network
 
 SERVER = """
 import socket, sys
@@ -439,3 +441,9 @@ def test_many_hosts_come_up(lab, num_hosts, capsys):
     with capsys.disabled():
         print(f"\n{num_hosts} hosts up in {up_s:.2f} s")  # noqa: T201 a figure for people
     assert many.user.check(["ssh", many.hosts[-1].name, "hostname"]) == f"h{num_hosts - 1}\n"
+
+
+def test_a_switch_that_does_not_come_up_is_told_and_leaves_no_process():
+    mode = SimpleNamespace(switch_argv=lambda: ["sh", "-c", "echo no room >&2; exit 3"])
+    with pytest.raises(LabFailed, match="switch does not come up: no room"):
+        Network(mode, num_nics=1, env={})
