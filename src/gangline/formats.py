@@ -20,7 +20,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,18 +45,25 @@ def read_text(column: str, value: Any) -> str:
         messages = isinstance(value, list) and value and isinstance(value[0], dict)
         hint = "; data.format: chat reads messages" if messages else ""
         raise RowError(f"{column!r} is a {type(value).__name__}, not a text{hint}")
-    if not value.isascii():
-        _check_encodable(column, value)
+    _check_encodable(column, value)
     if "\0" in value:
         raise RowError(f"{column!r} has a NUL character: it is no text, or in an encoding such as UTF-16")
     return value
 
 
 def _check_encodable(column: str, value: str) -> None:
+    if not _is_encodable(value):
+        raise RowError(f"{column!r} has half a surrogate pair, which is no character")
+
+
+def _is_encodable(value: str) -> bool:
+    if value.isascii():
+        return True
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise RowError(f"{column!r} has half a surrogate pair, which is no character") from None
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +152,8 @@ USUAL_SPEAKERS: Mapping[str, str] = {
     "function_call": TOOL_CALLS,
 }
 """Role under which data sets have it -> that of chat templates."""
+ASSISTANT = ("assistant",)
+"""Whose messages are learned, unless `data.learn.roles` names others."""
 GIVEN = "gangline_given"
 """Key of a message that belongs to the prompt, whoever speaks: it is not learned, and no template sees the key."""
 
@@ -164,8 +173,10 @@ def read_messages(
     messages = _json(column, value, "a list of messages")
     if not isinstance(messages, list) or not messages:
         raise RowError(f"{column!r} is not a list of messages")
+    called = names.get("role", "role"), names.get("content", "content")
+    speakers = speakers or {}
     return [
-        _message(message, f"message {number} of {column!r}", names, speakers or {})
+        _plain(message, *called, speakers) or _message(message, f"message {number} of {column!r}", names, speakers)
         for number, message in enumerate(messages, start=1)
     ]
 
@@ -177,6 +188,17 @@ def _json(column: str, value: Any, expected: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         raise RowError(f"{column!r} is a text, but not the JSON of {expected}") from None
+
+
+def _plain(message: Any, role: str, content: str, speakers: Mapping[str, str]) -> Message | None:
+    """A message that is a role and a text and nothing else, as most are; None for any other."""
+    if type(message) is not dict or len(message) != 2:
+        return None
+    speaker, said = message.get(role), message.get(content)
+    if type(speaker) is not str or type(said) is not str or not _is_encodable(said):
+        return None
+    speaker = speakers.get(speaker, speaker)
+    return None if speaker == TOOL_CALLS else {"role": speaker, "content": said}
 
 
 def _message(message: Any, where: str, names: Mapping[str, str], speakers: Mapping[str, str]) -> Message:
@@ -318,17 +340,21 @@ def _conversation(row: Mapping[str, Any]) -> list[Message]:
         if messages[0]["role"] == "system":
             raise RowError("a system message, and a system column besides")
         messages.insert(0, {"role": "system", "content": row["system"]})
-    learned = [message for message in messages if message["role"] == "assistant" and not message.get(GIVEN)]
+    return messages
+
+
+def require_learned(messages: Sequence[Message], roles: Collection[str] = ASSISTANT) -> None:
+    """Raise RowError for a conversation without words of those who are learned; roles: `data.learn.roles`."""
+    learned = [message for message in messages if message.get("role") in roles and not message.get(GIVEN)]
     if not learned:
-        spoken = list(dict.fromkeys(str(message["role"]) for message in messages))
+        spoken = list(dict.fromkeys(str(message.get("role")) for message in messages))
         renamed = ", ".join(f"{role}: {USUAL_SPEAKERS[role]}" for role in spoken if role in USUAL_SPEAKERS)
         raise RowError(
-            f"no assistant message, so there is nothing to learn; roles are {', '.join(map(repr, spoken))} "
+            f"no {' or '.join(roles)} message, so there is nothing to learn; roles are {', '.join(map(repr, spoken))} "
             f"(data.roles: {{{renamed or 'name: assistant'}}})"
         )
     if not any(message.get("content") or message.get("tool_calls") for message in learned):
-        raise RowError("every assistant message is empty")
-    return messages
+        raise RowError(f"every {' or '.join(roles)} message is empty")
 
 
 def _turn(role: str, value: Any) -> list[Message]:
@@ -472,13 +498,20 @@ def _others(groups: tuple[tuple[str, ...], ...], chosen: tuple[str, ...]) -> fro
 
 
 def check_row(
-    name: str, fields: Mapping[str, str], row: Mapping[str, Any], speakers: Mapping[str, str] | None = None
+    name: str,
+    fields: Mapping[str, str],
+    row: Mapping[str, Any],
+    speakers: Mapping[str, str] | None = None,
+    learned: Collection[str] = ASSISTANT,
 ) -> int:
-    """The characters of a row; raises RowError for one that cannot be used, as far as no tokenizer has to say it."""
+    """The characters of a row; raises RowError for one that cannot be used, as far as no tokenizer has to say it.
+
+    speakers, learned: `data.roles` and `data.learn.roles` of the job.
+    """
     values, rules = read_values(name, fields, row, speakers), FORMATS[name]
     if rules.messages is not None:
         with FORMATS.guard(name, passing=RowError):
-            rules.messages(values)
+            require_learned(rules.messages(values), learned)
     if rules.answer is not None and not values[rules.answer]:
         raise RowError(f"{fields[rules.answer]!r} is empty")
     return sum(_characters(value) for value in values.values() if value)
@@ -518,13 +551,18 @@ def _guess_all(roles: Sequence[str], fields: Mapping[str, str], row: Mapping[str
             continue
         free = [name for name in row if name not in found.values()]
         usual = [name for name in USUAL_NAMES.get(role, ()) if name in free]
-        near = usual or difflib.get_close_matches(fields[role], free, n=1)
-        if not near:
+        near = usual[0] if usual else _nearest(fields[role], tuple(free))
+        if near is None:
             return None
-        found[role] = near[0]
+        found[role] = near
     if "messages" in found and "role" in fields:
         found |= _share_gpt(row[found["messages"]])
     return found
+
+
+@functools.lru_cache  # many rows lack the same column
+def _nearest(column: str, names: tuple[str, ...]) -> str | None:
+    return next(iter(difflib.get_close_matches(column, names, n=1)), None)
 
 
 def _share_gpt(value: Any) -> dict[str, str]:

@@ -6,13 +6,13 @@ The controller checks rows of JSON, csv and text before a start, a worker those 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gangline.errors import DataError
 from gangline.formats import RowError, check_row
-from gangline.row_files import SHOWN_BAD_ROWS, BadRow, BadRows, SourceRow
+from gangline.row_files import BadRow, BadRows, SourceRow
 
 SAMPLE_ROWS = 1000
 """Rows of a source in a sample at the least, evenly spread over it, and twice as many at the most."""
@@ -74,14 +74,17 @@ class RowSample:
 class RowCheck:
     """Counts the rows of a source, and keeps the first that cannot be used, and a sample of the others."""
 
-    def __init__(self, format_: str, fields: Mapping[str, str], speakers: Mapping[str, str]) -> None:
-        """fields: see `formats.fields_of`. speakers: `data.roles` of the job."""
+    def __init__(
+        self, format_: str, fields: Mapping[str, str], speakers: Mapping[str, str], learned: Sequence[str]
+    ) -> None:
+        """fields: see `formats.fields_of`. speakers, learned: `data.roles` and `data.learn.roles` of the job."""
         self.num_rows = 0
         self.bad = BadRows()
         self.broken: list[DataError] = []
         """Files that cannot be read to their end."""
         self.sample: list[SampleRow] = []
-        self._format, self._fields, self._speakers = format_, fields, speakers
+        self._rules = fields, speakers, learned
+        self._format = format_
         self._rows = RowSample()
 
     def take(self, row: SourceRow | BadRow) -> None:
@@ -92,11 +95,16 @@ class RowCheck:
             return
         self.num_rows += not row.follows
         try:
-            size = check_row(self._format, self._fields, row.values, self._speakers)
+            size = self.size(row.values)
         except RowError as error:
             self.bad.add(BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit))
         else:
             self._rows.add(row, size)
+
+    def size(self, values: Mapping[str, Any]) -> int:
+        """The characters of a row; raises RowError for one that cannot be used."""
+        fields, speakers, learned = self._rules
+        return check_row(self._format, fields, values, speakers, learned)
 
     def take_all(self, rows: Iterable[SourceRow | BadRow]) -> None:
         """Take the rows of a file; one that cannot be read to its end is kept among the broken ones."""
@@ -127,6 +135,6 @@ class RowCheck:
         """What another process saw of other files of this source, as `to_json` wrote it."""
         self.num_rows += int(record["num_rows"])
         self.bad.count += int(record["num_bad"])
-        self.bad.examples += [str(text) for text in record["examples"]][: SHOWN_BAD_ROWS - len(self.bad.examples)]
+        self.bad.told += map(str, record["examples"])
         self.broken += [DataError(each["what"], seen=each["seen"], fix=each["fix"]) for each in record["broken"]]
         self.sample += map(SampleRow.from_json, record["sample"])

@@ -36,6 +36,9 @@ PASSAGE_CHARS = 1 << 13
 LIMIT_CHARS = 1 << 26
 """A row of JSON or csv that is longer is no row: a quote or a bracket is open."""
 SHOWN_BAD_ROWS = 10
+"""Reasons, each with its first row."""
+SHOWN_ALIKE = 4
+"""Numbers of further rows that cannot be used for the same reason."""
 
 FileKind = Literal["text", "json", "csv", "tsv", "parquet", "arrow"]
 Unit = Literal["line", "row"]
@@ -89,16 +92,50 @@ class BadRow:
 
 @dataclass(slots=True)
 class BadRows:
-    """All rows that cannot be used: how many, and the first ones in words."""
+    """All rows that cannot be used: how many, and the first reasons with the places of the first rows."""
 
     count: int = 0
-    examples: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    """`examples` of another process."""
+    _alike: dict[tuple[str, str], _Alike] = field(default_factory=dict)
+    _num_others: int = 0
 
     def add(self, bad: BadRow) -> None:
-        """Count a bad row and keep the first `SHOWN_BAD_ROWS`."""
+        """Count a bad row and keep the first `SHOWN_BAD_ROWS` reasons."""
         self.count += 1
-        if len(self.examples) < SHOWN_BAD_ROWS:
-            self.examples.append(str(bad))
+        alike = self._alike.get((bad.file, bad.reason))
+        if alike is not None:
+            alike.count += 1
+            if len(alike.numbers) < SHOWN_ALIKE:
+                alike.numbers.append(bad.number)
+        elif len(self._alike) < SHOWN_BAD_ROWS:
+            self._alike[bad.file, bad.reason] = _Alike(bad)
+        else:
+            self._num_others += 1
+
+    @property
+    def examples(self) -> list[str]:
+        """A line for each reason: `rows.jsonl:2: 'prompt' is null; also in lines 5, 7`."""
+        rest = [f"and {self._num_others} more, for other reasons"] if self._num_others else []
+        return [*map(str, self._alike.values()), *rest, *self.told]
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Rows of a file that cannot be used for the same reason."""
+
+    first: BadRow
+    numbers: list[int] = field(default_factory=list)
+    """Of the next ones."""
+    count: int = 0
+    """How many next ones there are."""
+
+    def __str__(self) -> str:
+        if not self.count:
+            return str(self.first)
+        rest = f" and {self.count - len(self.numbers)} more" if self.count > len(self.numbers) else ""
+        unit = self.first.unit if self.count == 1 else f"{self.first.unit}s"
+        return f"{self.first}; also in {unit} {', '.join(map(str, self.numbers))}{rest}"
 
 
 @dataclass(slots=True)

@@ -31,9 +31,9 @@ def chat(row, fields=None, speakers=None):
     return FORMATS["chat"].messages(values)
 
 
-def refused(row, name="chat", fields=None, speakers=None) -> str:
+def refused(row, name="chat", fields=None, speakers=None, learned=("assistant",)) -> str:
     with pytest.raises(RowError) as caught:
-        check_row(name, fields_of(name, fields or {}), row, speakers)
+        check_row(name, fields_of(name, fields or {}), row, speakers, learned)
     return str(caught.value)
 
 
@@ -200,6 +200,12 @@ class TestMistakes:
     )
     def test_messages_that_are_off_are_named(self, messages, reason):
         assert reason in refused({"messages": messages})
+
+    def test_those_who_are_learned_need_not_be_the_assistant(self):
+        row, fields = {"messages": [ASKED]}, fields_of("chat", {})
+        assert check_row("chat", fields, row, {}, ("user", "tool")) == len(ASKED["content"])
+        assert "no tool or assistant message" in refused(row, learned=("tool", "assistant"))
+        assert "every user message is empty" in refused({"messages": [{**ASKED, "content": ""}]}, learned=("user",))
 
     @pytest.mark.parametrize(
         ("row", "name", "reason"),

@@ -17,7 +17,7 @@ import pytest
 
 from gangline import row_files
 from gangline.errors import DataError
-from gangline.row_files import BadRow, ReadPosition, SourceRow, file_kind, read_rows
+from gangline.row_files import SHOWN_BAD_ROWS, BadRow, BadRows, ReadPosition, SourceRow, file_kind, read_rows
 
 ROWS = [
     {"question": "how many dogs?", "answer": "six"},
@@ -201,6 +201,25 @@ def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
 )
 def test_the_name_says_what_a_file_holds(path: str, kind: str) -> None:
     assert file_kind(path) == kind
+
+
+def test_rows_that_are_bad_for_the_same_reason_share_a_line_and_further_reasons_are_counted() -> None:
+    bad = BadRows()
+    for number in (2, 5, 6, 7, 9, 10):
+        bad.add(BadRow(file="a.jsonl", number=number, reason="'prompt' is null"))
+    bad.add(BadRow(file="b.parquet", number=3, reason="'prompt' is null", unit="row"))
+    bad.add(BadRow(file="b.parquet", number=4, reason="'prompt' is null", unit="row"))
+    bad.add(BadRow(file="a.jsonl", number=8, reason="'prompt' is empty"))
+    assert bad.count == 9
+    assert bad.examples == [
+        "a.jsonl:2: 'prompt' is null; also in lines 5, 6, 7, 9 and 1 more",
+        "b.parquet row 3: 'prompt' is null; also in row 4",
+        "a.jsonl:8: 'prompt' is empty",
+    ]
+    for number in range(SHOWN_BAD_ROWS):
+        bad.add(BadRow(file="c.jsonl", number=1, reason=f"reason {number}"))
+    assert len(bad.examples) == SHOWN_BAD_ROWS + 1
+    assert bad.examples[-1] == "and 3 more, for other reasons"
 
 
 def test_it_imports_nothing_but_the_standard_library() -> None:

@@ -20,10 +20,10 @@ import gangline
 from gangline.context import Dependencies
 from gangline.decide.forecast import cached_config, find_config
 from gangline.errors import DataError, GanglineError, ModelError
-from gangline.formats import FORMATS, RowError, check_row, expected_columns, fields_of
+from gangline.formats import FORMATS, RowError, expected_columns, fields_of
 from gangline.provision.ask import AskLook
 from gangline.row_check import RowCheck, SampleRow
-from gangline.row_files import SHOWN_BAD_ROWS, BadRow, ReadPosition, SourceRow, file_kind, read_rows
+from gangline.row_files import BadRow, ReadPosition, SourceRow, file_kind, read_rows
 from gangline.runs.cluster import Host
 from gangline.runs.job import DEFAULT_LENGTH, DataJob, Job, SourceJob
 from gangline.units import format_bytes
@@ -73,7 +73,8 @@ class SourceLook:
         """For the plan."""
         if self.num_rows:
             bad = f"{self.num_bad} of them cannot be used" if self.num_bad else "all can be used"
-            yield f"rows       {self.key}: {self.num_rows} looked at, {bad}"
+            cut = "; the job takes a part of these rows only (see its slice and max_samples)" if self.is_cut else ""
+            yield f"rows       {self.key}: {self.num_rows} looked at, {bad}{cut}"
         for line in self.unread:
             yield f"rows       {self.key}: not looked at: {line}"
 
@@ -91,12 +92,10 @@ class SourceLook:
             )
 
     def _bad_rows(self) -> DataError:
-        shown = f"; the first {len(self.examples)} of them" if self.num_bad > len(self.examples) else ""
         names = expected_columns(self.data.format, fields_of(self.data.format, self.data.fields))
         fix = "mend the rows, data.format or data.fields"
         return DataError(
-            f"{self.key}: {self.num_bad} of {self.num_rows} rows cannot be used{shown}:\n  "
-            + "\n  ".join(self.examples),
+            f"{self.key}: {self.num_bad} of {self.num_rows} rows cannot be used:\n  " + "\n  ".join(self.examples),
             seen=f"expected {self.data.format} rows with {names}",
             fix=f"{fix}, or set data.skip_bad_rows: true to leave them out" if self.num_good else fix,
         )
@@ -233,7 +232,7 @@ class _Reader:
         self._is_cut = not source.is_whole or (key.startswith(TRAIN) and job.data.max_samples is not None)
         self._looker = looker
         self._fields = fields_of(self._data.format, self._data.fields)
-        self._check = RowCheck(self._data.format, self._fields, self._data.roles)
+        self._check = RowCheck(self._data.format, self._fields, self._data.roles, self._data.learn.roles)
         self._unread: list[str] = []
 
     def read(self) -> SourceLook:
@@ -294,7 +293,7 @@ class _Reader:
             values = json.loads(line)
             if not isinstance(values, dict):
                 return f"a JSON {type(values).__name__}, not an object with fields"
-            check_row(self._data.format, self._fields, values, self._data.roles)
+            self._check.size(values)
         except RowError as error:
             return str(error)
         except (ValueError, RecursionError) as error:
@@ -305,7 +304,9 @@ class _Reader:
         if not files:
             return
         data = self._data
-        asked = {"format": data.format, "fields": self._fields, "speakers": data.roles, "files": list(files)}
+        learned = list(data.learn.roles)
+        asked = {"format": data.format, "fields": self._fields, "speakers": data.roles, "learned": learned}
+        asked["files"] = list(files)
         why = self._looker.why_not
         if self._looker.host is not None:
             try:
@@ -391,7 +392,7 @@ def _with_refused(report: RowsReport, num_refused: int, examples: Sequence[str])
     """The rows that the chat template refuses belong to the first training source: their places name the file."""
     first = next(number for number, source in enumerate(report.sources) if source.key.startswith(TRAIN))
     source = report.sources[first]
-    shown = (*source.examples, *examples)[:SHOWN_BAD_ROWS]
+    shown = (*source.examples, *examples)
     changed = dataclasses.replace(source, num_bad=source.num_bad + num_refused, examples=shown)
     sources = (*report.sources[:first], changed, *report.sources[first + 1 :])
     return dataclasses.replace(report, sources=sources)

@@ -14,7 +14,7 @@ from gangline.context import Dependencies
 from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
 from gangline.errors import DataError, RunFailed
 from gangline.runs.cluster import Host
-from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
+from gangline.runs.job import DataJob, Job, LearnJob, ModelJob, SourceJob
 
 HERE = [case for case in CASES if case.ending not in {".parquet", ".arrow", ".jsonl.zst"}]
 """What the controller reads by itself; the others take packages (tests/process/decide)."""
@@ -77,6 +77,20 @@ def test_rows_may_be_skipped_where_some_are_good_and_that_is_offered_only_then(t
         with pytest.raises(DataError) as caught:
             look(hopeless).require(hopeless)
         assert "skip_bad_rows" not in caught.value.fix
+
+
+def test_a_source_of_which_the_job_takes_a_part_says_so(tmp_path: Path) -> None:
+    for data, is_said in (({}, False), ({"max_samples": 1}, True)):
+        job = job_of(tmp_path, [GOOD, GOOD], **data)
+        assert ("the job takes a part of these rows" in "\n".join(look(job).lines(job))) == is_said
+
+
+def test_a_conversation_without_an_assistant_is_good_where_others_are_learned(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": "hello"}]}]
+    job = job_of(tmp_path, rows, format="chat", learn=LearnJob(roles=("user",)))
+    look(job).require(job)
+    with pytest.raises(DataError, match="no tool message"):
+        look(job := job_of(tmp_path, rows, format="chat", learn=LearnJob(roles=("tool",)))).require(job)
 
 
 def test_what_nobody_can_read_is_said_and_stops_nothing(tmp_path: Path) -> None:

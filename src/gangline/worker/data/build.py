@@ -424,12 +424,11 @@ def check_ids(ids: list[int], vocab_size: int, row: SourceRow) -> None:
 def _refuse_bad(request: SetRequest, tally: RowTally, *, all_bad: bool) -> None:
     if not tally.bad.count or request.data.skip_bad_rows:
         return
-    shown = f"; the first {len(tally.bad.examples)} of them" if tally.bad.count > len(tally.bad.examples) else ""
     forms = [request.data.of(part) for part in request.source.parts]
     names = "; or ".join(dict.fromkeys(f"{form.format} rows with {_columns(form)}" for form in forms))
     rows = "1 row" if tally.bad.count == 1 else f"{tally.bad.count} rows"
     raise DataError(
-        f"data.{request.purpose}: {rows} cannot be used{shown}:\n  " + "\n  ".join(tally.bad.examples),
+        f"data.{request.purpose}: {rows} cannot be used:\n  " + "\n  ".join(tally.bad.examples),
         seen=f"expected {names}",
         fix="mend the rows, data.fields or data.sequence_length"
         + ("" if all_bad else ", or set data.skip_bad_rows: true to leave them out"),

@@ -2,7 +2,7 @@
 
 Each reads JSON from stdin and writes JSON lines on stdout, last {"kind": "result", ...}.
 
-look-tables   {"format", "fields", "speakers", "files"}; the result is `RowCheck.to_json` of these files
+look-tables   {"format", "fields", "speakers", "learned", "files"}; the result is `RowCheck.to_json` of these files
 look-lengths  {"job", "rows"}, rows as `SampleRow.to_json` with their `part` of data.train; the result is
               {"lengths": [[tokens, tokens before the first learned one, whether it is one of the evenly spread]],
               "longest": [[place, tokens]], "refused": [places and reasons], "num_refused"}
@@ -28,7 +28,7 @@ from gangline.worker.json_lines import write_line
 def tables_main(_argv: list[str]) -> int:
     """`look-tables`; see the module."""
     asked = json.load(sys.stdin)
-    check = RowCheck(asked["format"], asked["fields"], asked["speakers"])
+    check = RowCheck(asked["format"], asked["fields"], asked["speakers"], asked["learned"])
     columns = frozenset(asked["fields"].values())
     for file in asked["files"]:
         check.take_all(read_files((file,), columns=columns, passages=False, position=ReadPosition()))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gangline.formats import FORMATS, DataFormat, RowError, Segment, fields_of, read_values
+from gangline.formats import ASSISTANT, FORMATS, DataFormat, RowError, Segment, fields_of, read_values, require_learned
 from gangline.row_files import PIECE_CHARS, SourceRow, cut
 from gangline.runs.job import DataJob
 
@@ -47,12 +47,14 @@ class Format:
     speakers: Mapping[str, str] = field(default_factory=dict)
     """Role of a message in the row -> role of the chat template."""
     render: Render | None = None
+    learned: tuple[str, ...] = ASSISTANT
+    """`data.learn.roles` of the job."""
 
     @staticmethod
     def of(data: DataJob, render: Render | None = None) -> Format:
         """The format of a job; `render` is needed for rows that are messages. Raises UsageError, PluginError."""
         rules = FORMATS[data.format]
-        return Format(data.format, rules, fields_of(data.format, data.fields), data.roles, render)
+        return Format(data.format, rules, fields_of(data.format, data.fields), data.roles, render, data.learn.roles)
 
     @property
     def columns(self) -> frozenset[str]:
@@ -70,6 +72,7 @@ class Format:
             assert self.render is not None
             with FORMATS.guard(self.name, passing=RowError):
                 messages = rules.messages(values)
+                require_learned(messages, self.learned)
             said = self.render(messages, values.get("tools") or None)
             yield TokenSpan(row=row, segments=said.segments, templated=True, open=said.open, notes=said.notes)
         elif rules.whole:
