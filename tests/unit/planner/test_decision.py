@@ -330,11 +330,11 @@ def test_a_job_that_asks_for_local_steps_gets_them_with_its_own_numbers() -> Non
     assert asked[200].seconds < asked[20].seconds  # type: ignore[union-attr]
 
 
-def test_where_only_local_steps_fit_they_are_not_begun_unasked() -> None:
+def test_where_local_steps_fit_and_replicas_do_not_they_are_not_begun_unasked() -> None:
     job = query("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=512)
-    for gib in range(15, 35):
-        choice = decide(job, with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), gib, gib, gib))
-        assert choice.runnable is None or choice.runnable.strategy.kind != "local-sgd"
+    choice = decide(job, with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), 27, 27, 27))
+    assert (kind(choice, "local-sgd").fits, kind(choice, "ddp").fits) == (True, False)
+    assert choice.runnable is None or choice.runnable.strategy.kind != "local-sgd"
 
 
 def test_one_machine_has_nobody_to_train_apart_from() -> None:
