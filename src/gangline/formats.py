@@ -537,11 +537,61 @@ def _missing(name: str, fields: Mapping[str, str], row: Mapping[str, Any], role:
 
 def _guess(name: str, fields: Mapping[str, str], row: Mapping[str, Any], role: str) -> dict[str, str]:
     """`data.fields` that would give the row all that it has to have, or at least `role`."""
+    guesses = _guesses(name, fields, row)
+    return next((guess for guess in guesses if guess), None) or _guess_all((role,), fields, row) or {}
+
+
+def _guesses(name: str, fields: Mapping[str, str], row: Mapping[str, Any]) -> list[dict[str, str] | None]:
+    """For each group of columns that a row may have: the `data.fields` that would give it all of them, {} for none."""
     rules = FORMATS[name]
     either = {each for group in rules.either for each in group}
     required = tuple(each for each in rules.roles if each not in rules.optional | either)
-    guesses = [_guess_all((*group, *required), fields, row) for group in rules.either or ((),)]
-    return next((guess for guess in guesses if guess), None) or _guess_all((role,), fields, row) or {}
+    return [_guess_all((*group, *required), fields, row) for group in rules.either or ((),)]
+
+
+def fitting_format(rows: Sequence[Mapping[str, Any]], *, preferred: str) -> str:
+    """The words of a job that fit all of these rows, such as "data.format: completion or chat"; "" for none.
+
+    They name the formats that read most of the columns, half of them at the least where some are renamed, and of these
+    the ones that rename fewest; `preferred` alone where it is one of them.
+    """
+    found: dict[tuple[int, int, str], list[str]] = {}
+    for name in FORMATS.built_in if rows else ():
+        guesses = [guess for guess in _guesses(name, fields_of(name, {}), rows[0]) if guess is not None]
+        if fits := [words for guess in guesses if (words := _fits(name, guess, rows))]:
+            found.setdefault(max(fits, key=lambda words: words[:2]), []).append(name)
+    if not found:
+        return ""
+    (_, _, renamed), names = max(
+        reversed(found.items()), key=lambda item: (*item[0][:2], preferred in item[1], len(item[1]))
+    )
+    shown = [preferred] if preferred in names else [", ".join(names[:-1]), names[-1]]
+    return f"data.format: {' or '.join(filter(None, shown))}{renamed}"
+
+
+def _fits(name: str, renamed: dict[str, str], rows: Sequence[Mapping[str, Any]]) -> tuple[int, int, str] | None:
+    """(columns that are read, less names of them, the words for these); None if a row cannot be used."""
+    fields, rules = fields_of(name, renamed), FORMATS[name]
+    speakers = {}
+    for row in rows:
+        messages = row.get(fields.get("messages", ""))
+        for message in messages if isinstance(messages, list) else ():
+            said_by = message.get(fields["role"]) if isinstance(message, dict) else None
+            if isinstance(said_by, str) and said_by in USUAL_SPEAKERS:
+                speakers[said_by] = USUAL_SPEAKERS[said_by]
+    try:
+        for row in rows:
+            check_row(name, fields, row, speakers)
+    except RowError:
+        return None
+    read = {fields[role] for role in rules.roles if role not in _unread(rules, fields, rows[0])} & set(rows[0])
+    if renamed and 2 * len(read) < len(rows[0]):
+        return None
+    parts = {"fields": renamed, "roles": speakers}
+    said = [
+        f"data.{key}: {{{', '.join(f'{a}: {b}' for a, b in value.items())}}}" for key, value in parts.items() if value
+    ]
+    return len(read), -len(renamed), f" with {' and '.join(said)}" if said else ""
 
 
 def _guess_all(roles: Sequence[str], fields: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, str] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.errors import DataError
-from gangline.formats import RowError, check_row
+from gangline.formats import RowError, check_row, fitting_format
 from gangline.row_files import BadRow, BadRows, SourceRow
 
 SAMPLE_ROWS = 1000
@@ -86,6 +86,14 @@ class RowCheck:
         self._rules = fields, speakers, learned
         self._format = format_
         self._rows = RowSample()
+        self._fits = ""
+
+    @property
+    def fits(self) -> str:
+        """Where no row can be used: the words of a job that would fit them; see `fitting_format`."""
+        if self.num_rows > self.bad.count:
+            return ""
+        return self._fits or fitting_format(self.bad.values, preferred=self._format)
 
     def take(self, row: SourceRow | BadRow) -> None:
         """Take the next row."""
@@ -97,7 +105,8 @@ class RowCheck:
         try:
             size = self.size(row.values)
         except RowError as error:
-            self.bad.add(BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit))
+            reason = str(error)
+            self.bad.add(BadRow(file=row.file, number=row.number, reason=reason, unit=row.unit, values=row.values))
         else:
             self._rows.add(row, size)
 
@@ -127,6 +136,7 @@ class RowCheck:
             "num_rows": self.num_rows,
             "num_bad": self.bad.count,
             "examples": self.bad.examples,
+            "fits": self.fits,
             "broken": [error.to_json() for error in self.broken],
             "sample": [row.to_json() for row in self.sample],
         }
@@ -136,5 +146,6 @@ class RowCheck:
         self.num_rows += int(record["num_rows"])
         self.bad.count += int(record["num_bad"])
         self.bad.told += map(str, record["examples"])
+        self._fits = str(record["fits"])
         self.broken += [DataError(each["what"], seen=each["seen"], fix=each["fix"]) for each in record["broken"]]
         self.sample += map(SampleRow.from_json, record["sample"])

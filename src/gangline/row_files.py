@@ -85,6 +85,8 @@ class BadRow:
     unit: Unit = "line"
     within: bool = False
     """A line of a text, which is a row only as a whole."""
+    values: Mapping[str, Any] | None = None
+    """Its columns, where it has any."""
 
     def __str__(self) -> str:
         return f"{place(self.file, self.number, self.unit)}: {self.reason}"
@@ -97,12 +99,16 @@ class BadRows:
     count: int = 0
     told: list[str] = field(default_factory=list)
     """`examples` of another process."""
+    values: list[Mapping[str, Any]] = field(default_factory=list)
+    """Columns of the first `SHOWN_ALIKE` rows that have any, to see which format they fit."""
     _alike: dict[tuple[str, str], _Alike] = field(default_factory=dict)
     _num_others: int = 0
 
     def add(self, bad: BadRow) -> None:
         """Count a bad row and keep the first `SHOWN_BAD_ROWS` reasons."""
         self.count += 1
+        if bad.values is not None and len(self.values) < SHOWN_ALIKE:
+            self.values.append(bad.values)
         alike = self._alike.get((bad.file, bad.reason))
         if alike is not None:
             alike.count += 1

@@ -57,6 +57,8 @@ class SourceLook:
     num_bad: int = 0
     examples: tuple[str, ...] = ()
     """The first rows that cannot be used: place and reason."""
+    fits: str = ""
+    """Where none can be used: what the job should say instead; see `formats.fitting_format`."""
     broken: tuple[DataError, ...] = ()
     """Files that cannot be read to their end."""
     unread: tuple[str, ...] = ()
@@ -93,7 +95,7 @@ class SourceLook:
 
     def _bad_rows(self) -> DataError:
         names = expected_columns(self.data.format, fields_of(self.data.format, self.data.fields))
-        fix = "mend the rows, data.format or data.fields"
+        fix = f"the rows fit {self.fits}" if self.fits else "mend the rows, data.format or data.fields"
         return DataError(
             f"{self.key}: {self.num_bad} of {self.num_rows} rows cannot be used:\n  " + "\n  ".join(self.examples),
             seen=f"expected {self.data.format} rows with {names}",
@@ -259,6 +261,7 @@ class _Reader:
             num_rows=self._check.num_rows,
             num_bad=self._check.bad.count,
             examples=tuple(self._check.bad.examples),
+            fits=self._check.fits,
             broken=tuple(self._check.broken),
             unread=tuple(self._unread),
             sample=tuple(self._check.sample),

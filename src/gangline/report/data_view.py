@@ -64,6 +64,8 @@ def summary_lines(seen: Mapping[str, Any], job: Job) -> Iterator[str]:
         rule = "left out (data.skip_bad_rows)" if job.data.skip_bad_rows else "which stops the start"
         yield f"unusable   {_rows(skipped)}, {rule}:"
         yield from (f"             {clean(line)}" for line in seen["bad_rows"])
+    if seen["fits"]:
+        yield f"fix        the rows fit {clean(seen['fits'])}"
 
 
 def _sample(sample: Mapping[str, Any], around: tuple[str, str]) -> Iterator[str]:

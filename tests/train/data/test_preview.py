@@ -91,3 +91,10 @@ def test_the_verb_shows_samples_and_counts(model, write_rows, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "⟦six dogs six dogs" in done.stdout
     assert "rows       8 (all rows)" in done.stdout
+
+
+def test_rows_of_another_format_are_told_the_words_that_fit_them(make_job, write_rows):
+    job = make_job(write_rows(ROWS), format="text")
+    assert look(job, num_shown=1, seconds=60)["fits"] == "data.format: completion or chat"
+    one_good = make_job(write_rows([*ROWS, {"text": "words"}]), format="text")
+    assert look(one_good, num_shown=1, seconds=60)["fits"] == ""

@@ -206,3 +206,56 @@ def test_the_sample_of_a_source_is_always_the_same_and_has_its_longest_rows(tmp_
     assert [each.row.number for each in first] == [each.row.number for each in second]
     assert 1000 <= sum(each.is_spread for each in first) <= 2000
     assert 3334 in {each.row.number for each in first}
+
+
+SHARE_GPT = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "row", "fits"),
+    [
+        ("text", {"prompt": "a", "completion": "b"}, "data.format: completion or chat"),
+        ("chat", {"text": "a"}, "data.format: text"),
+        ("text", {"instruction": "a", "input": "", "output": "b"}, "data.format: instruction, alpaca or chat"),
+        ("text", {"messages": TURNS, "prompt": "hi", "id": 7}, "data.format: chat"),
+        ("completion", {"prompt": TURNS[:1], "completion": TURNS[1:]}, "data.format: chat"),
+        (
+            "text",
+            {"question": "a", "answer": "b"},
+            "data.format: completion or chat with data.fields: {prompt: question, completion: answer}",
+        ),
+        (
+            "instruction",
+            {"question": "a", "answer": "b"},
+            "data.format: instruction with data.fields: {instruction: question, output: answer}",
+        ),
+        (
+            "text",
+            SHARE_GPT,
+            (
+                "data.format: chat with data.fields: {messages: conversations, role: from, content: value} "
+                "and data.roles: {human: user, gpt: assistant}"
+            ),
+        ),
+    ],
+)
+def test_rows_of_another_format_are_told_the_words_that_fit_them(
+    tmp_path: Path, given: str, row: dict[str, Any], fits: str
+) -> None:
+    job = job_of(tmp_path, [row, row], format=given)
+    with pytest.raises(DataError, match="2 of 2 rows cannot be used") as caught:
+        look(job).require(job)
+    assert caught.value.fix == f"the rows fit {fits}"
+
+
+def test_no_format_is_offered_that_does_not_read_all_rows_or_reads_little_of_them(tmp_path: Path) -> None:
+    for rows in (
+        [{"prompt": "a", "completion": "b"}, {"completion": "b"}],
+        [{"context": "a", "question": "b", "answers": []}],
+        [{"prompt": "a", "completion": ""}],
+    ):
+        job = job_of(tmp_path, rows, format="text")
+        with pytest.raises(DataError) as caught:
+            look(job).require(job)
+        assert caught.value.fix == "mend the rows, data.format or data.fields"

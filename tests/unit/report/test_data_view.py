@@ -28,6 +28,7 @@ SEEN = {
     "rows": 1000,
     "skipped": 1,
     "bad_rows": ["rows.jsonl:7: no assistant message"],
+    "fits": "",
     "truncated": 2,
     "dropped": 1,
     "too_long": [["rows.jsonl:9", 120], ["rows.jsonl:11", 80]],
@@ -112,3 +113,9 @@ def test_no_row_at_all():
         "rows       0 (all rows), 0 tokens",
         "samples    0 of at most 64 tokens, packed; 0 steps of 4 in 2 epochs",
     ]
+
+
+def test_where_no_row_can_be_used_the_words_that_fit_are_told():
+    page = list(preview_lines({**SEEN, "fits": "data.format: chat"}, JOB, around=("<", ">")))
+    assert "fix        the rows fit data.format: chat" in page
+    assert not any(line.startswith("fix") for line in preview_lines(SEEN, JOB, around=("<", ">")))

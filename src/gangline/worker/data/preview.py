@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gangline.formats import fitting_format
 from gangline.row_files import ReadPosition
 from gangline.runs.gang import total_steps
 from gangline.runs.job import NO_TOKENS, Job
@@ -83,10 +84,11 @@ def look(job: Job, *, num_shown: int, seconds: float, hub: Hub | None = None) ->
     """What becomes of the rows of `data.train`. Raises DataError, ModelError.
 
     samples: [{place, parts: [[text, learned]], tokens, learned, left_out}]; rows, skipped, bad_rows (the first of
-    them); truncated; dropped (nothing left to learn, or `overlong: drop`); too_long: [[place, tokens]] of the first of
-    these; notes: what the chat template left out -> rows; whole: all rows were looked at, else read_bytes of
-    total_bytes; percentiles: [[percent, tokens]] and bars: [[from, to, rows]] of the rows' lengths; num_samples,
-    tokens, learned_tokens, steps, of what was looked at.
+    them); fits (where none can be used, the words of a job that would fit them); truncated; dropped (nothing left
+    to learn, or `overlong: drop`); too_long: [[place, tokens]] of the first of these; notes: what the chat template
+    left out -> rows; whole: all rows were looked at, else read_bytes of total_bytes; percentiles: [[percent,
+    tokens]] and bars: [[from, to, rows]] of the rows' lengths; num_samples, tokens, learned_tokens, steps, of what
+    was looked at.
     """
     hub, folder = hub or HuggingFace(), open_model_folder(job.model)
     tokenizer, by = _tokenizer(job, folder)
@@ -102,6 +104,7 @@ def look(job: Job, *, num_shown: int, seconds: float, hub: Hub | None = None) ->
         "rows": tally.rows,
         "skipped": tally.bad.count,
         "bad_rows": tally.bad.examples,
+        "fits": "" if watch.lengths else fitting_format(tally.bad.values, preferred=job.data.format),
         "truncated": fitter.num_truncated,
         "dropped": fitter.num_dropped,
         "too_long": watch.too_long,
