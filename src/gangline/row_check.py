@@ -6,7 +6,7 @@ The controller checks rows of JSON, csv and text before a start, a worker those 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,32 @@ class RowSample:
         found = {-number: SampleRow(row=row, is_spread=False) for _, number, row in self._longest}
         found |= {number: SampleRow(row=row, is_spread=True) for number, row in self._spread}
         return [row for _, row in sorted(found.items())]
+
+
+@dataclass(slots=True)
+class Chosen:
+    """The rows of a source that a job takes, by their numbers: from `start` on, up to `stop`, which is left out."""
+
+    start: int = 0
+    stop: int | None = None
+    at: int = 0
+    """Rows that were read."""
+
+    def take(self, rows: Iterable[SourceRow | BadRow]) -> Iterator[SourceRow | BadRow]:
+        """Those of the next file's rows; nothing is read beyond the last."""
+        if self.is_over:
+            return
+        for row in rows:
+            self.at += 1
+            if self.at > self.start:
+                yield row
+            if self.is_over:
+                return
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no row follows."""
+        return self.stop is not None and self.at >= self.stop
 
 
 class RowCheck:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gangline
 from gangline.context import Dependencies
@@ -22,10 +23,10 @@ from gangline.decide.forecast import cached_config, find_config
 from gangline.errors import DataError, GanglineError, ModelError
 from gangline.formats import FORMATS, RowError, expected_columns, fields_of
 from gangline.provision.ask import AskLook
-from gangline.row_check import RowCheck, SampleRow
+from gangline.row_check import Chosen, RowCheck, SampleRow
 from gangline.row_files import BadRow, ReadPosition, SourceRow, file_kind, read_rows
 from gangline.runs.cluster import Host
-from gangline.runs.job import DEFAULT_LENGTH, DataJob, Job, SourceJob
+from gangline.runs.job import DEFAULT_LENGTH, DataJob, Job, SourceJob, row_edges
 from gangline.units import format_bytes
 
 WHOLE_BYTES = 128 << 20
@@ -51,7 +52,9 @@ class SourceLook:
     data: DataJob
     """The words of the job, with format, fields and roles of this source."""
     is_cut: bool = False
-    """Only some of the rows are chosen: those that cannot be used may be others."""
+    """Only some of the rows that were looked at are chosen: those that cannot be used may be others."""
+    taken: tuple[int, int] | None = None
+    """The job takes a part of the rows, and these were looked at: the one before the first, and the last, from 1."""
     num_rows: int = 0
     """Rows that were looked at, good and bad."""
     num_bad: int = 0
@@ -76,7 +79,8 @@ class SourceLook:
         if self.num_rows:
             bad = f"{self.num_bad} of them cannot be used" if self.num_bad else "all can be used"
             cut = "; the job takes a part of these rows only (see its slice and max_samples)" if self.is_cut else ""
-            yield f"rows       {self.key}: {self.num_rows} looked at, {bad}{cut}"
+            which = f" ({self.taken[0] + 1} to {self.taken[1]}, which the job takes)" if self.taken else ""
+            yield f"rows       {self.key}: {self.num_rows} looked at{which}, {bad}{cut}"
         for line in self.unread:
             yield f"rows       {self.key}: not looked at: {line}"
 
@@ -89,6 +93,10 @@ class SourceLook:
             source = self.data.train if self.key == TRAIN else self.data.evaluation
             files = source.all_files if source is not None else ()
             shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+            if self.taken is not None and self.taken[1]:
+                seen = f"it has {self.taken[1]} rows; its slice begins behind them or takes none"
+                yield DataError(f"{self.key}: no rows in the part of {shown}", seen=seen, fix="write another slice")
+                return
             yield DataError(
                 f"{self.key}: no rows in {shown}", seen="expected rows; all of it is empty", fix="name files with rows"
             )
@@ -231,24 +239,31 @@ class _Reader:
 
     def __init__(self, key: str, source: SourceJob, job: Job, looker: _Looker) -> None:
         self._key, self._source, self._data = key, source, job.data.of(source)
-        self._is_cut = not source.is_whole or (key.startswith(TRAIN) and job.data.max_samples is not None)
+        self._limit, self._is_cut = _limit(source, job.data, job.data.max_samples if key.startswith(TRAIN) else None)
+        self._chosen = Chosen()
         self._looker = looker
         self._fields = fields_of(self._data.format, self._data.fields)
         self._check = RowCheck(self._data.format, self._fields, self._data.roles, self._data.learn.roles)
         self._unread: list[str] = []
+        self._is_told = False
+        """The numbers of the rows that the job takes are known, and only those are looked at."""
 
     def read(self) -> SourceLook:
         """Read all files; what was seen."""
-        tables = []
+        there = [file for file in self._source.files if Path(file).is_file()]
+        tables = [file for file in there if _is_table(file)]
+        is_part = self._source.rows is not None or self._limit is not None
         if self._source.hub is not None:
             self._unread.append(f"{self._source.hub} of the hub; its rows are read when the data is prepared")
+        elif is_part and len(there) == len(self._source.files) and self._choose(there, tables):
+            is_part = False
+        self._is_cut |= is_part
         for file in self._source.files:
-            kind = file_kind(file)
-            if not Path(file).is_file():
+            if file not in there:
                 self._unread.append(f"{file} is not on this computer")
-            elif kind in TABLES or (file.lower().endswith(".zst") and not _reads_zstd()):
-                tables.append(file)
-            elif kind == "text" and not FORMATS[self._data.format].whole:
+            elif file in tables:
+                continue
+            elif file_kind(file) == "text" and not FORMATS[self._data.format].whole:
                 self._check.broken.append(_plain_text(file, self._data.format))
             else:
                 self._read(file)
@@ -262,17 +277,42 @@ class _Reader:
             num_bad=self._check.bad.count,
             examples=tuple(self._check.bad.examples),
             fits=self._check.fits,
+            taken=self._taken,
             broken=tuple(self._check.broken),
             unread=tuple(self._unread),
             sample=tuple(self._check.sample),
         )
 
+    def _choose(self, files: Sequence[str], tables: Sequence[str]) -> bool:
+        """Find out which rows the job takes; False where their numbers do not tell."""
+        rows = self._source.rows
+        if tables:
+            self._is_told = len(tables) == len(files)  # what reads them counts them
+            return self._is_told
+        if any(file_kind(file) == "text" for file in files):
+            return False
+        if rows is not None and rows.counts and sum(Path(file).stat().st_size for file in files) > WHOLE_BYTES:
+            return False
+        try:
+            edges = row_edges(rows, self._limit, lambda: sum(1 for file in files for _ in read_rows(file)))
+        except DataError:
+            return False  # it is told when the rows are read
+        self._chosen, self._is_told = Chosen(*edges), True
+        return True
+
+    @property
+    def _taken(self) -> tuple[int, int] | None:
+        return (self._chosen.start, self._chosen.at) if self._is_told else None
+
     def _read(self, file: str) -> None:
         position = ReadPosition()
-        self._check.take_all(_beginning(file, position))
+        self._check.take_all(self._chosen.take(_beginning(file, position)))
         size = Path(file).stat().st_size
-        if position.done_bytes <= WHOLE_BYTES or position.done_bytes >= size:
+        if self._chosen.is_over or position.done_bytes <= WHOLE_BYTES or position.done_bytes >= size:
             return
+        if self._is_told:
+            # behind it no row's number is known
+            self._is_told, self._is_cut, self._chosen = False, True, Chosen()
         rest = f"the rest of {Path(file).name}, behind {format_bytes(position.done_bytes)}"
         if file.lower().endswith((".jsonl", ".ndjson")):
             self._read_rest(file, position.done_bytes, size)
@@ -308,15 +348,25 @@ class _Reader:
             return
         data = self._data
         learned = list(data.learn.roles)
-        asked = {"format": data.format, "fields": self._fields, "speakers": data.roles, "learned": learned}
-        asked["files"] = list(files)
+        asked: dict[str, Any] = {
+            "format": data.format,
+            "fields": self._fields,
+            "speakers": data.roles,
+            "learned": learned,
+        }
+        asked |= {"files": list(files), "rows": None, "limit": None}
+        if self._is_told:
+            rows = self._source.rows
+            asked |= {"rows": None if rows is None else dataclasses.asdict(rows), "limit": self._limit}
         why = self._looker.why_not
         if self._looker.host is not None:
             try:
-                self._check.add(self._looker.ask(self._looker.host, "look-tables", asked))
+                answer = self._looker.ask(self._looker.host, "look-tables", asked)
             except GanglineError as error:
                 why = _in_a_line(error)
             else:
+                self._check.add(answer)
+                self._chosen = Chosen(start=int(answer["start"]), at=int(answer["at"]))
                 return
         self._unread += [f"{Path(file).name}: {why}" for file in files]
 
@@ -327,6 +377,22 @@ def _beginning(file: str, position: ReadPosition) -> Iterator[SourceRow | BadRow
         yield row
         if position.done_bytes > WHOLE_BYTES:
             return
+
+
+def _limit(source: SourceJob, data: DataJob, max_samples: int | None) -> tuple[int | None, bool]:
+    """(the first so many rows of its slice are taken, whether some of them are left out for another reason).
+
+    max_samples: of the whole set.
+    """
+    given = [limit for limit in (source.max_samples, max_samples) if limit is not None]
+    is_first = not (data.shuffle or data.deduplicate)
+    if max_samples is not None and len(data.train.parts) > 1:
+        is_first = False
+    return min(given, default=None) if is_first else None, source.weight < 1 or bool(given and not is_first)
+
+
+def _is_table(file: str) -> bool:
+    return file_kind(file) in TABLES or (file.lower().endswith(".zst") and not _reads_zstd())
 
 
 def _reads_zstd() -> bool:

@@ -7,7 +7,7 @@ already filled in here, so that the file alone says what ran.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -103,6 +103,11 @@ class SliceJob:
     percent: bool = False
     """Whether both are hundredths of the rows, rounded to the nearest row (as in `datasets`)."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether the rows have to be counted before it is known which ones these are."""
+        return self.percent or min(self.start or 0, self.stop or 0) < 0
+
     def bounds(self, num_rows: int) -> tuple[int, int]:
         """The first row, counted from 0, and the one after the last, of a source with so many rows."""
         start, stop = (self._row(edge, num_rows) for edge in (self.start, self.stop))
@@ -110,6 +115,21 @@ class SliceJob:
 
     def _row(self, edge: float | None, num_rows: int) -> int | None:
         return None if edge is None else round(edge * num_rows / 100) if self.percent else int(edge)
+
+
+def row_edges(rows: SliceJob | None, limit: int | None, count: Callable[[], int]) -> tuple[int, int | None]:
+    """The first row, from 0, and the one after the last (None: to the end) of the first `limit` rows of a slice.
+
+    count: how many rows the source has; it is called where that matters.
+    """
+    start, stop = 0, None
+    if rows is not None and rows.counts:
+        start, stop = rows.bounds(count())
+    elif rows is not None:
+        start, stop = int(rows.start or 0), None if rows.stop is None else int(rows.stop)
+    return start, min(
+        (end for end in (stop, None if limit is None else start + limit) if end is not None), default=None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ from transformers import AutoTokenizer
 
 from gangline import row_files
 from gangline.errors import DataError
+from gangline.row_check import Chosen
 from gangline.row_files import BadRow, SourceRow
-from gangline.runs.job import DataJob, SliceJob, SourceJob
+from gangline.runs.job import DataJob, SliceJob, SourceJob, row_edges
 from gangline.worker.data import TokenSet
 from gangline.worker.data.choose import Part, chosen_rows
 from gangline.worker.data.prepare import prepare_inputs
@@ -65,6 +66,9 @@ class TestSlices:
     def test_rows_are_those_of_a_python_slice_or_of_hundredths(self, words, python, others):
         rows = Rows()
         assert chosen((rows, words), **others) == rows.texts[python]
+        for limit in (None, 2):
+            looked_at = Chosen(*row_edges(words["rows"], limit, lambda: 10)).take(rows())
+            assert [row.values["text"] for row in looked_at] == rows.texts[python][:limit]
 
     def test_nothing_is_read_beyond_the_last_row(self):
         rows = Rows(num_rows=1000)

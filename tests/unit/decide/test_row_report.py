@@ -14,7 +14,7 @@ from gangline.context import Dependencies
 from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
 from gangline.errors import DataError, RunFailed
 from gangline.runs.cluster import Host
-from gangline.runs.job import DataJob, Job, LearnJob, ModelJob, SourceJob
+from gangline.runs.job import DataJob, Job, LearnJob, ModelJob, SliceJob, SourceJob
 
 HERE = [case for case in CASES if case.ending not in {".parquet", ".arrow", ".jsonl.zst"}]
 """What the controller reads by itself; the others take packages (tests/process/decide)."""
@@ -79,10 +79,82 @@ def test_rows_may_be_skipped_where_some_are_good_and_that_is_offered_only_then(t
         assert "skip_bad_rows" not in caught.value.fix
 
 
-def test_a_source_of_which_the_job_takes_a_part_says_so(tmp_path: Path) -> None:
-    for data, is_said in (({}, False), ({"max_samples": 1}, True)):
-        job = job_of(tmp_path, [GOOD, GOOD], **data)
-        assert ("the job takes a part of these rows" in "\n".join(look(job).lines(job))) == is_said
+def cut_job(folder: Path, rows: list[dict[str, Any]], source: dict[str, Any], **data: Any) -> Job:
+    """A job that takes a part of these rows, which lie in two files."""
+    job = job_of(folder, rows[:4], **data)
+    other = folder / "more.jsonl"
+    other.write_text("".join(json.dumps(row) + "\n" for row in rows[4:]), encoding="utf-8")
+    files = (*job.data.train.files, str(other))
+    train = SourceJob(files=files, **source)
+    return Job(**{**vars_of(job), "data": DataJob(**{**vars_of(job.data), "train": train})})
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "taken"),
+    [
+        ({"max_samples": 3}, {}, range(3)),
+        ({}, {"max_samples": 5}, range(5)),
+        ({"rows": SliceJob(start=2, stop=6)}, {}, range(2, 6)),
+        ({"rows": SliceJob(start=2), "max_samples": 3}, {"max_samples": 9}, range(2, 5)),
+        ({"rows": SliceJob(stop=30, percent=True)}, {}, range(3)),
+        ({"rows": SliceJob(start=-3)}, {}, range(7, 10)),
+        ({"rows": SliceJob(start=-5), "max_samples": 2, "weight": 2.5}, {}, range(5, 7)),
+    ],
+)
+def test_of_a_source_the_rows_that_the_job_takes_are_looked_at_and_no_others(
+    tmp_path: Path, source: dict[str, Any], data: dict[str, Any], taken: range
+) -> None:
+    good_inside = [GOOD if number in taken else BAD for number in range(10)]
+    job = cut_job(tmp_path, good_inside, source, **data)
+    report = look(job)
+    report.require(job)
+    said = (
+        f"data.train: {len(taken)} looked at ({taken.start + 1} to {taken.stop}, which the job takes), all can be used"
+    )
+    assert report.lines(job) == [f"rows       {said}"]
+    assert len(report.sources[0].sample) == len(taken)
+    for at in (taken.start, taken.stop - 1):
+        one_bad = [GOOD if number != at else BAD for number in range(10)]
+        job = cut_job(tmp_path, one_bad, source, **data)
+        with pytest.raises(DataError, match=f"1 of {len(taken)} rows cannot be used"):
+            look(job).require(job)
+
+
+@pytest.mark.parametrize(
+    ("source", "data"),
+    [
+        ({"max_samples": 3}, {"shuffle": True}),
+        ({}, {"max_samples": 3, "deduplicate": True}),
+        ({"weight": 0.5}, {}),
+    ],
+)
+def test_where_rows_are_chosen_otherwise_all_are_looked_at_and_a_bad_one_may_be_left_out(
+    tmp_path: Path, source: dict[str, Any], data: dict[str, Any]
+) -> None:
+    job = cut_job(tmp_path, [GOOD] * 9 + [BAD], source, **data)
+    report = look(job)
+    report.require(job)
+    (line,) = report.lines(job)
+    assert "10 looked at, 1 of them cannot be used; the job takes a part of these rows only" in line
+
+
+def test_a_slice_behind_the_last_row_is_named(tmp_path: Path) -> None:
+    job = cut_job(tmp_path, [GOOD] * 10, {"rows": SliceJob(start=10, stop=20)})
+    with pytest.raises(DataError, match="no rows in the part of") as caught:
+        look(job).require(job)
+    assert "it has 10 rows" in caught.value.seen
+
+
+def test_a_slice_that_ends_behind_the_part_that_is_read_in_full_is_open_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gangline.decide.row_report.WHOLE_BYTES", 1000)
+    job = job_of(tmp_path, [GOOD] * 900 + [BAD], max_samples=800)
+    (source,) = look(job).sources
+    assert (source.is_cut, source.taken) == (True, None)
+    ends_before = job_of(tmp_path, [GOOD] * 900 + [BAD], max_samples=20)
+    (source,) = look(ends_before).sources
+    assert (source.is_cut, source.taken, source.num_rows, source.unread) == (False, (0, 20), 20, ())
 
 
 def test_a_conversation_without_an_assistant_is_good_where_others_are_learned(tmp_path: Path) -> None:

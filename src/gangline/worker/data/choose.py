@@ -91,11 +91,7 @@ def _is_counted(source: SourceJob, data: DataJob, max_samples: int | None) -> bo
         return True
     if max_samples is not None and (len(source.parts) > 1 or source.parts[0].weight != 1):
         return True
-    return any(part.rows is not None and _counts(part.rows) for part in source.parts)
-
-
-def _counts(rows: SliceJob) -> bool:
-    return rows.percent or min(rows.start or 0, rows.stop or 0) < 0
+    return any(part.rows is not None and part.rows.counts for part in source.parts)
 
 
 def _numbered(rows: Iterator[Row]) -> Iterator[tuple[int, Row]]:
@@ -168,10 +164,10 @@ def _count(parts: Sequence[Part], data: DataJob, *, seed: int, max_samples: int 
 def _kept(part: Part, seen: _Seen | None) -> tuple[int, Int64s]:
     """How many rows a part has, and the numbers of those in its slice that are not left out."""
     rows = part.source.rows
-    start, stop = (0, None) if rows is not None and _counts(rows) else _edges(rows)
+    start, stop = (0, None) if rows is not None and rows.counts else _edges(rows)
     kept: list[int] = []
     num_rows = 0
-    if seen is not None and rows is not None and _counts(rows):
+    if seen is not None and rows is not None and rows.counts:
         # what is a repetition depends on the slice, and the slice on the number of rows
         num_rows = sum(1 for _ in itertools.groupby(_numbered(part.read()), key=_number))
         start, stop = rows.bounds(num_rows)
@@ -182,7 +178,7 @@ def _kept(part: Part, seen: _Seen | None) -> tuple[int, Int64s]:
         if index >= start and (seen is None or seen.is_new(part, [row for _, row in group])):
             kept.append(index)
     found: Int64s = np.array(kept, dtype=np.int64)
-    if seen is None and rows is not None and _counts(rows):
+    if seen is None and rows is not None and rows.counts:
         found = found[slice(*rows.bounds(num_rows))]
     return num_rows, found
 

@@ -2,7 +2,8 @@
 
 Each reads JSON from stdin and writes JSON lines on stdout, last {"kind": "result", ...}.
 
-look-tables   {"format", "fields", "speakers", "learned", "files"}; the result is `RowCheck.to_json` of these files
+look-tables   {"format", "fields", "speakers", "learned", "files", "rows": slice or null, "limit": rows at the most or
+              null}; the result is `RowCheck.to_json` of these files, and "start" and "end" of the rows that were taken
 look-lengths  {"job", "rows"}, rows as `SampleRow.to_json` with their `part` of data.train; the result is
               {"lengths": [[tokens, tokens before the first learned one, whether it is one of the evenly spread]],
               "longest": [[place, tokens]], "refused": [places and reasons], "num_refused"}
@@ -16,12 +17,13 @@ import os
 import sys
 from typing import Any
 
+from gangline.errors import DataError
 from gangline.formats import RowError
-from gangline.row_check import RowCheck, SampleRow
+from gangline.row_check import Chosen, RowCheck, SampleRow
 from gangline.row_files import SHOWN_BAD_ROWS, BadRow, BadRows, ReadPosition
-from gangline.runs.job import Job
+from gangline.runs.job import Job, SliceJob, row_edges
 from gangline.worker.data.row_formats import Format
-from gangline.worker.data.rows import read_files
+from gangline.worker.data.rows import count_rows, read_files
 from gangline.worker.json_lines import write_line
 
 
@@ -30,11 +32,18 @@ def tables_main(_argv: list[str]) -> int:
     asked = json.load(sys.stdin)
     check = RowCheck(asked["format"], asked["fields"], asked["speakers"], asked["learned"])
     columns = frozenset(asked["fields"].values())
+    rows = SliceJob(**asked["rows"]) if asked["rows"] else None
+    try:
+        chosen = Chosen(*row_edges(rows, asked["limit"], lambda: sum(map(count_rows, asked["files"]))))
+    except DataError:
+        chosen = Chosen()  # a file that cannot be read is told below
     for file in asked["files"]:
-        check.take_all(read_files((file,), columns=columns, passages=False, position=ReadPosition()))
+        check.take_all(chosen.take(read_files((file,), columns=columns, passages=False, position=ReadPosition())))
     check.end()
     # a column may hold what JSON does not know; the shape was checked before
-    sys.stdout.write(json.dumps({"kind": "result", **check.to_json()}, default=str) + "\n")
+    sys.stdout.write(
+        json.dumps({"kind": "result", **check.to_json(), "at": chosen.at, "start": chosen.start}, default=str) + "\n"
+    )
     return 0
 
 

@@ -33,6 +33,19 @@ def read_files(
         position.done_bytes = base
 
 
+def count_rows(file: str) -> int:
+    """The rows of one file; of a table without reading them. Raises DataError for one that cannot be read."""
+    kind = file_kind(file)
+    if kind not in {"parquet", "arrow"}:
+        return sum(1 for _ in read_rows(file))
+    with readable(file), _pyarrow_words(file):
+        if kind == "arrow":
+            return sum(batch.num_rows for _, batch in _arrow(file, frozenset()))
+        from pyarrow import parquet
+
+        return int(parquet.read_metadata(file).num_rows)
+
+
 def _read_table(file: str, columns: frozenset[str], base: int, position: ReadPosition) -> Iterator[SourceRow]:
     size, number = Path(file).stat().st_size, 0
     with _pyarrow_words(file):
