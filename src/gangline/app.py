@@ -25,7 +25,6 @@ from gangline.context import (
     StartOptions,
     load,
     load_cluster,
-    load_job,
     reached,
     starting,
 )
@@ -266,11 +265,11 @@ def _command_lines(record: CommandRecord, run_id: str, attempt: int, cluster: Cl
 
 def check_rows(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -> tuple[Job, RowsReport]:
     """Look at the rows of a job, by their shape and their tokens. Changes nothing, and asks no host."""
-    job = load_job(start)
+    job, cluster = load(start)
     console.progress("reading the rows")
-    rows = look_at_rows(job, (), deps)
+    rows = look_at_rows(job, cluster.hosts, deps)
     if not rows.errors(job):
-        job, rows = settled_length(job, with_lengths(rows, job, (), deps), deps.variables)
+        job, rows = settled_length(job, with_lengths(rows, job, cluster.hosts, deps), deps.variables)
     return job, rows
 
 

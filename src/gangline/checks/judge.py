@@ -202,7 +202,7 @@ def _by_family(inventory: Inventory, cluster: Cluster, families: Sequence[str]) 
         "network": _no_network(several, inventory),
         "clocks": None if several else "all ranks are on one machine",
         "security": None if several else "no port is open for other machines",
-        "data": None if inventory.data else "nothing was compared: it takes a job",
+        "data": None if inventory.data else "nothing was compared: name a model or data set with --same",
     }
     for name, why in reasons.items():
         if why is not None and name in families:

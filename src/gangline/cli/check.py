@@ -51,8 +51,11 @@ def command(
     job, cluster = (cluster, None) if cluster is not None and _is_job(cluster) else (None, cluster)
     options = InspectOptions(tier=tier.value, only=tuple(only or ()), paths=tuple(same or ()))
     console = Terminal()
-    found = None if job is None else app.check_rows(StartOptions(home=default_home(), job=job), console=console)
-    inspection = app.check(cluster_file(cluster), home=default_home(), options=options, console=console)
+    home, hosts = default_home(), cluster_file(cluster)
+    found = None
+    if job is not None:
+        found = app.check_rows(StartOptions(home=home, job=job, cluster=hosts), console=console)
+    inspection = app.check(hosts, home=home, options=options, console=console)
     console.clear()
     seconds = process_age_s() or inspection.seconds
     answer = {
