@@ -40,12 +40,19 @@ def print_answer(value: dict[str, Any], lines: Iterable[str], *, as_json: bool) 
     if as_json:
         print_json(value)
     else:
-        print_data(lines)
+        print_data(between_words(lines))
 
 
 def is_live() -> bool:
     """Whether stderr is a terminal that can overwrite a line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def between_words(lines: Iterable[str]) -> Iterable[str]:
+    """Lines for stdout: on a terminal they are broken between words."""
+    if not sys.stdout.isatty():
+        return lines
+    return [row for text in lines for line in text.split("\n") for row in wrapped(line, terminal_width())]
 
 
 def fitted(text: str) -> str:
@@ -81,6 +88,11 @@ class Terminal:
         if not self._quiet:
             sys.stderr.write(fitted(clean(line)) + "\n")
             sys.stderr.flush()
+
+    def commands(self, title: str, *commands: str) -> None:
+        """Commands to paste, below a title: a line each, which only the terminal itself breaks."""
+        self.report(title)
+        sys.stderr.writelines(f"  {clean(each)}\n" for each in commands if not self._quiet)
 
     def progress(self, line: str) -> None:
         """A line that the next one overwrites; nothing where stderr is a file."""

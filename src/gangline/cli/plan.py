@@ -9,7 +9,7 @@ import typer
 from gangline import app
 from gangline.checks.judge import require
 from gangline.cli.options import AsJson, ClusterFile, JobFile, Overrides, option
-from gangline.cli.output import Terminal, print_data, print_json
+from gangline.cli.output import Terminal, between_words, print_data, print_json
 from gangline.context import REAL, Context, StartOptions, cluster_file, default_home
 from gangline.decide.what_if import WhatIf, plan_json, plan_lines, predict, require_fit, trace
 from gangline.errors import UsageError
@@ -60,7 +60,7 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
         lines = app.rehearse(start, console=console) if commands and prediction.can_start else None
         print_json({**plan_json(prediction, traced), "commands": lines})
     else:
-        print_data(plan_lines(prediction, traced, home=home, why=why, width=terminal_width()))
+        print_data(between_words(plan_lines(prediction, traced, home=home, why=why, width=terminal_width())))
     require_fit(prediction)
     if prediction.decision is not None:
         require(prediction.decision.findings)

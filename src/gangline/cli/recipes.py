@@ -12,7 +12,7 @@ from gangline.cli.options import AsJson, argument, option
 from gangline.cli.output import Terminal, print_answer, print_data
 from gangline.errors import UsageError
 from gangline.recipes import Recipe, find_recipe, recipe_names
-from gangline.report.commands import joined
+from gangline.report.commands import joined, quoted
 
 
 class RecipeOrder(str, enum.Enum):
@@ -44,8 +44,9 @@ def command(
         return
     print_data([str(path)])
     console = Terminal()
-    console.report(f"plan it for its machines: {joined(('gangline', 'plan', str(path), *recipe.plan_words))}")
-    console.report(f"for yours: gangline init HOST ..., then gangline plan {path}, gangline train {path}")
+    file = quoted(str(path))
+    console.commands("plan it for its machines:", joined(("gangline", "plan", str(path), *recipe.plan_words)))
+    console.commands("for yours:", "gangline init HOST ...", f"gangline plan {file}", f"gangline train {file}")
 
 
 def _lines(recipes: list[Recipe]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from gangline.cli.output import Terminal, follow_to_the_end, print_data, process_age_s
+from gangline.cli.output import Terminal, follow_to_the_end, print_answer, print_data, process_age_s
 from gangline.control.user_command import CommandRecord
 from gangline.errors import DataError, RunFailed
 from gangline.report.follow import View
@@ -44,6 +44,18 @@ def test_ctrl_c_leaves_and_says_that_the_run_goes_on(tmp_path: Path, capsys: pyt
     assert "it continues" in text
     assert "gangline attach calm-otter-7" in text
     assert "gangline stop calm-otter-7" in text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_answer_is_broken_between_words_on_a_terminal_only(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    line = "  fix   let only these addresses in, and ssh"
+    print_answer({}, [line], as_json=False)
+    broken = "  fix   let only these\n        addresses in, and ssh\n"
+    assert capsys.readouterr().out == (broken if is_terminal else f"{line}\n")
 
 
 @pytest.mark.parametrize("phase", ["finished", "stopped"])

@@ -43,11 +43,14 @@ def test_the_strategy_that_it_names_is_the_one_that_is_planned(name):
     assert asked in {plan.strategy, "auto"}
 
 
-def test_copying_one(folder, capsys):
+def test_copying_one(folder, capsys, monkeypatch):
+    monkeypatch.setattr("gangline.cli.output.is_live", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
     assert main(["recipes", "cp", "chat-4b-lora"]) == 0
     said = capsys.readouterr()
     assert said.out == "chat-4b-lora.yaml\n"
-    assert "gangline plan chat-4b-lora.yaml --hosts pc1=rtx4090,pc2=rtx4090 --link 10gbit" in said.err
+    plan = "  gangline plan chat-4b-lora.yaml --hosts pc1=rtx4090,pc2=rtx4090 --link 10gbit"
+    assert plan in said.err.splitlines()  # whole, to be pasted, also on a narrow terminal
     assert (folder / "chat-4b-lora.yaml").read_text() == find_recipe("chat-4b-lora").text
     assert main(["recipes", "cp", "chat-4b-lora"]) == 2
     assert "chat-4b-lora.yaml exists" in capsys.readouterr().err
