@@ -1,6 +1,7 @@
 """What of a model on the hub is brought before its weights are read."""
 
 import json
+import platform
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,9 @@ def test_what_the_hub_does_not_give_is_said(monkeypatch):
         raise OSError("no route to the hub")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(ModelError, match="neither a folder nor a model that the hub gives"):
+    with pytest.raises(ModelError, match="neither a folder nor a model that the hub gives") as raised:
         weights_folder(ModelJob(path="me/tiny"))
+    assert raised.value.seen == f"on {platform.node()}: OSError: no route to the hub"
 
 
 def test_the_names_of_the_files_are_those_that_fingerprints_know():

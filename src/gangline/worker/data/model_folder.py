@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -139,8 +140,8 @@ def _download(model: ModelJob, patterns: list[str]) -> Path:
     except Exception as error:  # as in `_reachable`: the errors of the HTTP client change with its versions
         raise ModelError(
             f"model.path: {model.path} is neither a folder nor a model that the hub gives",
-            seen=error_summary(error),
-            fix="check the name and the network (HF_TOKEN for a gated model), or name a folder on the head",
+            seen=f"on {platform.node()}: {error_summary(error)}",
+            fix="check the name and the network (HF_TOKEN for a gated model), or name a folder that holds the model",
         ) from error
 
 
@@ -207,9 +208,9 @@ def _reachable(source: SourceJob) -> Iterator[None]:
     except Exception as error:  # the hub's HTTP client, and so its errors, changed with its versions: httpx, httpx2
         raise DataError(
             f"hub data set {source.hub} (split {source.split}): cannot be read",
-            seen=error_summary(error),
+            seen=f"on {platform.node()}: {error_summary(error)}",
             fix="check the name, the split and the network (HF_TOKEN for a gated one), "
-            "or download it and name its files in data.train.files",
+            "or download it and name its files in data.train",
         ) from error
 
 
