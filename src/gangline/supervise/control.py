@@ -29,13 +29,18 @@ usage: python -m gangline.supervise.control alive|stop|kill RUN_FOLDER, leave RU
 """
 NO_KEY = "refuses your key"
 """Words of an ssh error (gangline.transport.ssh_options)."""
+NEW_KEY = "ssh-keygen -t ed25519 -N '' -f ~/.ssh/id_ed25519"
+"""Without a passphrase: nobody is there to type it."""
 
 
 def reasons(cluster: Cluster) -> list[str]:
     """Why hosts of the cluster cannot be reached from this one; tried all at once."""
     others = [host for host in cluster.hosts if host.transport != "local"]
     with ThreadPoolExecutor(max_workers=32) as pool:
-        return [reason for reason in pool.map(partial(_reason, own=cluster.head.name), others) if reason]
+        found = [reason for reason in pool.map(partial(_reason, own=cluster.head.name), others) if reason]
+    if any("ssh-copy-id" in reason for reason in found) and not any(Path.home().glob(".ssh/id_*.pub")):
+        return [f"{cluster.head.name} has no key yet (to be typed there first: {NEW_KEY})", *found]
+    return found
 
 
 def _reason(host: Host, *, own: str) -> str | None:
