@@ -221,6 +221,7 @@ def message(*messages: Any) -> Spoil:
 
 SAME: Spoil = whole(lambda data: data)
 HELLO = {"role": "user", "content": "hello"}
+ANSWER = {"role": "assistant", "content": "good day"}
 
 
 def jsonl(name: str, spoil: Spoil, expected: str, **more: Any) -> Case:
@@ -262,6 +263,20 @@ CASES: tuple[Case, ...] = (
     jsonl("chat: no content", message(HELLO, {"role": "assistant"}), "no content", format="chat"),
     jsonl("chat: a number as content", message(HELLO, {"role": "assistant", "content": 3}), "content", format="chat"),
     jsonl("chat: a role mistyped", message(HELLO, {"role": "asistant", "content": "b"}), "assistant", format="chat"),
+    jsonl("chat: an image", row(messages=[HELLO, ANSWER], images=["a.png"]), "'images' belongs", format="chat"),
+    jsonl(
+        "chat: a part that is an image",
+        message({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a.png"}}]}, ANSWER),
+        "the type 'image_url'; gangline trains on text",
+        format="chat",
+    ),
+    jsonl(
+        "chat: preferences",
+        row(messages=..., chosen=[HELLO, ANSWER], rejected=[HELLO]),
+        "a row of preferences",
+        format="chat",
+    ),
+    jsonl("preferences", row(completion=..., chosen="a", rejected="b"), "of preferences"),
     jsonl("instruction: no output", row(output=...), "no field 'output'", format="instruction"),
     jsonl("instruction: an empty output", row(output=""), "'output' is empty", format="instruction"),
     jsonl("instruction: a number as input", row(input=4), "'input' is a int", format="instruction"),

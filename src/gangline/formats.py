@@ -441,6 +441,12 @@ def expected_columns(name: str, fields: Mapping[str, str]) -> str:
     return ", or ".join(", ".join(repr(fields[role]) for role in (*group, *always)) for group in groups)
 
 
+PREFERENCE = frozenset({"chosen", "rejected"})
+"""Columns of a row of which one answer is preferred to another."""
+MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
+"""Columns beside messages that have what a text stands for."""
+
+
 def read_values(
     name: str, fields: Mapping[str, str], row: Mapping[str, Any], speakers: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
@@ -449,6 +455,8 @@ def read_values(
     fields: see `fields_of`. speakers: `data.roles` of the job.
     """
     rules = FORMATS[name]
+    if not PREFERENCE.isdisjoint(row) or (rules.conversations and not MEDIA.isdisjoint(row)):
+        _refuse_others(rules, fields, row)
     unread = _unread(rules, fields, row)
     found: dict[str, Any] = {}
     for role in rules.roles:
@@ -466,6 +474,21 @@ def read_values(
         else:
             found[role] = read_text(column, value)
     return found
+
+
+def _refuse_others(rules: DataFormat, fields: Mapping[str, str], row: Mapping[str, Any]) -> None:
+    """Raise RowError for a row of preferences, and for a conversation about images, unless `data.fields` says how to
+    read it: to train on the rest of it alone would be another job.
+    """
+    there = [column for column in row if row[column] and column not in fields.values()]
+    if set(there) >= PREFERENCE:
+        raise RowError(
+            "a row of preferences ('chosen', 'rejected'), on which gangline does not train; "
+            "to learn the chosen answers alone, map that column, as data.fields: {completion: chosen} does"
+        )
+    media = [column for column in there if column in MEDIA]
+    if media and rules.conversations:
+        raise RowError(f"{media[0]!r} belongs to the conversation; gangline trains on text, without the column")
 
 
 def _is_plain(role: str, value: Any) -> bool:

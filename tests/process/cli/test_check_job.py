@@ -1,4 +1,6 @@
-"""`gangline check JOB` on three hosts of this computer: the rows and their tokens beside the hosts, and nothing left."""
+"""The rows of a job on three hosts of this computer: `check JOB` tells them beside the hosts, `train` starts nothing
+with rows that it cannot learn, and nothing is left.
+"""
 
 import json
 import sys
@@ -8,6 +10,8 @@ import pytest
 from tests.bare_python import bare_python, run_verbs
 
 pytest.importorskip("transformers")
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
 tokenizers = pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.timeout(300)
 
@@ -74,4 +78,31 @@ def test_a_row_that_cannot_be_used_is_named_the_hosts_are_still_told_and_the_exi
     assert [host["host"] for host in answer["inventory"]["hosts"]] == ["pc1", "pc2", "pc3"]
     (error,) = answer["rows"]["errors"]
     assert "rows.jsonl:2: 'completion' is null" in error["what"]
+    assert not (folder / "places").exists()
+
+
+SHOWN = {"role": "user", "content": [{"type": "image"}]}
+TALK = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": TALK, "images": ["a.png"]}, "'images' belongs to the conversation; gangline trains on text"),
+        (
+            {"messages": [SHOWN, {**TALK[1], "content": [{"type": "text", "text": "two"}]}]},
+            "a part of the type 'image'; gangline trains on text",
+        ),
+        ({"prompt": TALK[:1], "chosen": TALK[1:], "rejected": TALK[1:]}, "a row of preferences ('chosen', 'rejected')"),
+    ],
+)
+@pytest.mark.parametrize("file", ["rows.jsonl", "rows.parquet"])
+def test_images_and_preferences_are_refused_by_name_and_leave_no_run(python, folder, row, reason, file):
+    (folder / "job.yaml").write_text(JOB.replace("completion", "chat").replace("rows.jsonl", file))
+    write_rows(folder, [row] * 3)
+    if file.endswith(".parquet"):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row] * 3), folder / file)
+    (code, _, err), (_, runs, _) = answers_of(python, folder, ["train", "job.yaml"], ["ps"])
+    assert (code, "no runs" in runs) == (2, True), err
+    assert reason in err
     assert not (folder / "places").exists()

@@ -15,15 +15,16 @@ import heapq
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gangline.errors import DataError
-from gangline.formats import RowError
+from gangline.formats import FORMATS, MEDIA, PREFERENCE, RowError
 from gangline.row_check import Chosen, RowCheck, SampleRow
-from gangline.row_files import SHOWN_BAD_ROWS, BadRow, BadRows, ReadPosition
+from gangline.row_files import SHOWN_BAD_ROWS, BadRow, BadRows, ReadPosition, file_kind, place
 from gangline.runs.job import Job, SliceJob, row_edges
 from gangline.worker.data.row_formats import Format
-from gangline.worker.data.rows import count_rows, read_files
+from gangline.worker.data.rows import count_rows, first_filled, read_files
 from gangline.worker.json_lines import write_line
 
 
@@ -31,7 +32,7 @@ def tables_main(_argv: list[str]) -> int:
     """`look-tables`; see the module."""
     asked = json.load(sys.stdin)
     check = RowCheck(asked["format"], asked["fields"], asked["speakers"], asked["learned"])
-    columns = frozenset(asked["fields"].values())
+    columns = PREFERENCE.union(asked["fields"].values())
     rows = SliceJob(**asked["rows"]) if asked["rows"] else None
     try:
         chosen = Chosen(*row_edges(rows, asked["limit"], lambda: sum(map(count_rows, asked["files"]))))
@@ -39,12 +40,25 @@ def tables_main(_argv: list[str]) -> int:
         chosen = Chosen()  # a file that cannot be read is told below
     for file in asked["files"]:
         check.take_all(chosen.take(read_files((file,), columns=columns, passages=False, position=ReadPosition())))
+    if FORMATS[asked["format"]].conversations and not check.broken:
+        check.broken += _about_media(asked["files"], MEDIA.difference(asked["fields"].values()))
     check.end()
     # a column may hold what JSON does not know; the shape was checked before
     sys.stdout.write(
         json.dumps({"kind": "result", **check.to_json(), "at": chosen.at, "start": chosen.start}, default=str) + "\n"
     )
     return 0
+
+
+def _about_media(files: Sequence[str], columns: frozenset[str]) -> Iterator[DataError]:
+    """Conversations about images in tables, of which only the columns that are needed are read otherwise."""
+    for file in filter(lambda file: file_kind(file) in {"parquet", "arrow"}, files):
+        if found := first_filled(file, columns):
+            yield DataError(
+                f"{place(file, found[0], 'row')}: {found[1]!r} belongs to the conversation; gangline trains on text",
+                seen=f"a column {found[1]!r} that is not empty",
+                fix="leave the column out, if the text alone is to be learned",
+            )
 
 
 def lengths_main(_argv: list[str]) -> int:

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gangline.formats import ASSISTANT, FORMATS, DataFormat, RowError, Segment, fields_of, read_values, require_learned
+from gangline.formats import (
+    ASSISTANT,
+    FORMATS,
+    PREFERENCE,
+    DataFormat,
+    RowError,
+    Segment,
+    fields_of,
+    read_values,
+    require_learned,
+)
 from gangline.row_files import PIECE_CHARS, SourceRow, cut
 from gangline.runs.job import DataJob
 
@@ -58,8 +68,8 @@ class Format:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that are read."""
-        return frozenset(self.fields[role] for role in self.rules.roles)
+        """The columns that are read, of a table too: to see which rows are refused takes two more."""
+        return PREFERENCE.union(self.fields[role] for role in self.rules.roles)
 
     def values(self, row: SourceRow) -> dict[str, Any]:
         """The row's values by role; raises RowError for one that is missing or of the wrong type."""

@@ -46,6 +46,20 @@ def count_rows(file: str) -> int:
         return int(parquet.read_metadata(file).num_rows)
 
 
+def first_filled(file: str, columns: frozenset[str]) -> tuple[int, str] | None:
+    """The first row of a table, from 1, that has something in one of these columns, and which; nothing is read on."""
+    number = 0
+    with readable(file), _pyarrow_words(file):
+        for _, batch in (_parquet if file_kind(file) == "parquet" else _arrow)(file, columns):
+            if columns.isdisjoint(batch.schema.names):
+                return None
+            for values in batch.to_pylist():
+                number += 1
+                if there := next((name for name, value in values.items() if value), None):
+                    return number, there
+    return None
+
+
 def _read_table(file: str, columns: frozenset[str], base: int, position: ReadPosition) -> Iterator[SourceRow]:
     size, number = Path(file).stat().st_size, 0
     with _pyarrow_words(file):
