@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases with this in their name, such as fsdp")
     parser.add_argument("--stride", type=int, default=1, help="first every Nth case, so that a part covers all kinds")
     arguments = parser.parse_args()
-    done = _read(arguments.out)
+    done = read_lines(arguments.out)
     zygote, begun = Zygote(), _Begun()
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
@@ -59,14 +59,14 @@ def main() -> None:
         for _, (name, bar, measure) in sorted(enumerate(cases), key=lambda numbered: numbered[0] % arguments.stride):
             if name in done:
                 continue
-            line = {"case": name, "figure": measure(), "bar": bar, "commit": _commit()}
+            line = {"case": name, "figure": measure(), "bar": bar, "commit": commit()}
             with arguments.out.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
             print(f"{line['figure']:10.2e}  bar {bar:g}  {name}", flush=True)
     finally:
         zygote.close()
         begun.close()
-    _print_table(_read(arguments.out))
+    _print_table(read_lines(arguments.out))
 
 
 def _split_cases(zygote: Zygote) -> Iterator[Case]:
@@ -354,13 +354,15 @@ def _text(shares: list[int]) -> str:
     return "/".join(str(share) for share in shares)
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The code that is measured."""
     return subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
 
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
+def read_lines(path: Path) -> dict[str, dict[str, Any]]:
+    """Case -> its line, of a file that may not be there."""
     if not path.exists():
         return {}
     lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, get_scheduler
 
 from gangline.errors import GanglineError
+from gangline.optimizers import OPTIMIZERS
 from gangline.runs.job import Job, MethodJob, ModelJob, OptimizerJob, ScheduleJob, TokensJob
 from gangline.worker.adapters import lora_config, round_saved
 from gangline.worker.export import export
@@ -34,36 +35,48 @@ STEPS = 20
 SEED = 7
 
 
-def stored_model(folder: str, *, tied: bool, experts: bool = False) -> str:
+def stored_model(folder: str, *, tied: bool, experts: bool = False, layers: int = 2, width: int = 32) -> str:
     """A folder with weights in this one, made by the first rank; collective."""
     from transformers import AutoConfig
 
-    path = Path(folder) / ("experts" if experts else "tied" if tied else "untied")
+    path = Path(folder) / f"{'experts' if experts else 'tied' if tied else 'untied'}-{layers}-{width}"
     if dist.get_rank() == 0 and not path.is_dir():
         torch.manual_seed(1)
-        plain = model_folder(layers=2, tie_word_embeddings=tied, initializer_range=0.2)
-        config = AutoConfig.from_pretrained(mixture_folder() if experts else plain)
+        plain = model_folder(hidden_size=width, tie_word_embeddings=tied, initializer_range=0.2)
+        config = AutoConfig.from_pretrained(mixture_folder() if experts else plain, num_hidden_layers=layers)
         AutoModelForCausalLM.from_config(config).save_pretrained(path)
     dist.barrier()
     return str(path)
 
 
 def job_of(
-    options: dict, *, folder: str, tied: bool = False, precision: str = "fp64", steps: int = STEPS, **changes
+    options: dict,
+    *,
+    folder: str,
+    tied: bool = False,
+    precision: str = "fp64",
+    steps: int = STEPS,
+    layers: int = 2,
+    width: int = 32,
+    **changes,
 ) -> Job:
     """A job with these options of its method, over stored weights; AdamW without anything around it."""
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    shape = {"experts": "target_parameters" in options, "layers": layers, "width": width}
     return replace(
         make_job(precision=precision, steps=steps, **changes),
-        model=ModelJob(path=stored_model(folder, tied=tied, experts="target_parameters" in options)),
+        model=ModelJob(path=stored_model(folder, tied=tied, **shape)),
         method=replace(MethodJob(kind="lora", rank=4, alpha=8.0), **options),
         optimizer=OptimizerJob(learning_rate=3e-3, clip_norm=None),
         schedule=ScheduleJob(kind="constant"),
     )
 
 
-def by_peft(job: Job, config: LoraConfig, *, num_tokens: int = 0) -> list[float]:
-    """Losses of a plain loop over the same samples. num_tokens: those that have to have a row, the mean of the others."""
+def by_peft(job: Job, config: LoraConfig, *, num_tokens: int = 0, scheduler=None) -> list[float]:
+    """Losses of a plain loop over the same samples. num_tokens: as many have to have a row, the mean of the others.
+
+    scheduler: its name in transformers, and its words; None: a constant rate.
+    """
     norms_in_own_dtype()
     compute = torch.float32 if job.precision == "fp32" else torch.float64
     dtype = torch.float32 if job.method.splits else compute  # peft splits no weight in fp64
@@ -80,6 +93,9 @@ def by_peft(job: Job, config: LoraConfig, *, num_tokens: int = 0) -> list[float]
     model = get_peft_model(model, config, autocast_adapter_dtype=False).to(compute).train()
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=3e-3, weight_decay=0.0)
+    name, words = scheduler or ("constant", {})
+    lengths = {"num_warmup_steps": job.schedule.warmup_steps, "num_training_steps": job.steps}
+    rates = get_scheduler(name, optimizer, **lengths, scheduler_specific_kwargs=words)
     session = make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0)
     rows, losses = MemorySet(64), []
     for step in range(job.steps):
@@ -93,16 +109,21 @@ def by_peft(job: Job, config: LoraConfig, *, num_tokens: int = 0) -> list[float]
             loss.backward()
             total += float(loss.detach())
         optimizer.step()
+        rates.step()
         losses.append(total)
     return losses
 
 
-def by_peft_too(folder: str, options: dict, config: dict, tied: bool = False, precision: str = "fp64"):
-    """Losses of one process, and by peft with the configuration that means the same."""
-    job = job_of(options, folder=folder, tied=tied, precision=precision, batch=4)
-    _, alone = run_loop(make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0))
-    words = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **config}
-    return {"alone": [loss for _, loss, _ in alone.steps], "peft": by_peft(job, LoraConfig(**words))}
+def by_peft_too(config: dict, scheduler=None, **words):
+    """Losses of one process, and by peft with the configuration that means the same. words: of `option_job`."""
+    job = option_job(batch=4, **words)
+    session = make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0)
+    _, alone = run_loop(session)
+    config = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **config}
+    num_tokens = 258 + len(words["add"]) if words.get("add") else 0
+    theirs = by_peft(job, LoraConfig(**config), num_tokens=num_tokens, scheduler=scheduler)
+    rows = base_of(session.model).get_input_embeddings().weight.shape[0]
+    return {"alone": [loss for _, loss, _ in alone.steps], "peft": theirs, "rows": rows}
 
 
 def divided(folder: str, options: dict, gang: dict, tied: bool = False, steps: int = 4, **how):
@@ -166,41 +187,59 @@ def exported(folder: str, options: dict, merged: bool = False, dtype: str = "flo
 
 def token_job(folder: str, options: dict, add: tuple = (), *, tied: bool = False, **changes) -> Job:
     """A job over a model of 300 rows, whose tokenizer has 258 tokens; collective."""
-    base = Path(folder) / f"tokens-{tied}"
+    base = Path(folder) / f"tokens-{tied}-{changes.get('layers', 2)}"
     if dist.get_rank() == 0 and not base.is_dir():
-        tiny.write_model(base, tie_word_embeddings=tied)
+        tiny.write_model(base, tie_word_embeddings=tied, num_hidden_layers=changes.get("layers", 2))
         tiny.write_tokenizer(base)
     dist.barrier()
     job = job_of(options, folder=folder, tied=tied, **changes)
     return replace(job, model=ModelJob(path=str(base)), tokens=TokensJob(add=tuple(add)))
 
 
-def rows_by_peft(folder: str, options: dict, num_added: int, config: dict, tied: bool):
-    """As `by_peft_too`, of a model with some tokens more; and the rows of the tables with these."""
-    add = [f"<{number}>" for number in range(num_added)]
-    job = token_job(folder, options, add, tied=tied, batch=4)
-    session = make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0)
-    _, alone = run_loop(session)
-    words = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **config}
-    return {
-        "alone": [loss for _, loss, _ in alone.steps],
-        "peft": by_peft(job, LoraConfig(**words), num_tokens=258 + num_added),
-        "rows": base_of(session.model).get_input_embeddings().weight.shape[0],
-    }
+def option_job(
+    folder: str, options: dict, *, add=(), begun: str = "", optimizer: dict | None = None, schedule=None, **words
+) -> Job:
+    """A job of any options, optimizer and schedule. begun: the name of an adapter, written here, that it goes on with."""
+    tokens = add or "added" in options.get("train_tokens", ())
+    job = token_job(folder, options, add, **words) if tokens else job_of(options, folder=folder, **words)
+    if begun:
+        place = Path(folder) / begun
+        if dist.get_rank() == 0 and not place.is_dir():
+            write_adapter(job, place)
+        dist.barrier()
+        job = replace(job, method=replace(job.method, adapter=str(place)))
+    if optimizer is not None:
+        job = replace(job, optimizer=OptimizerJob(**{**OPTIMIZERS[optimizer["kind"]].keys, **optimizer}))
+    return replace(job, schedule=ScheduleJob(**schedule)) if schedule is not None else job
 
 
-def continued(folder: str, gang: dict):
-    """Of rank 0: steps over ranks and alone that begin with an adapter of peft, and how far its first logits are."""
-    place = str(Path(folder) / "adapter")
-    job = job_of({"dora": True, "rank_pattern": {"q_proj": 2}, "adapter": place}, folder=folder, steps=4)
+def write_adapter(job: Job, place: Path):
+    """An adapter by peft itself, with every number stirred; the model that it is for."""
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_pretrained(job.model.path)
     theirs = get_peft_model(model, lora_config(model, job.method))
     for parameter in theirs.parameters():
         if parameter.requires_grad:
             parameter.data += 0.05 * torch.randn_like(parameter)
-    if dist.get_rank() == 0:
-        theirs.save_pretrained(place)
+    theirs.save_pretrained(place)
+    return theirs
+
+
+def losses_of(gang: dict | None, **words):
+    """Losses and norms of a whole run; gang: None for one process."""
+    world = make_world(rank=dist.get_rank(), **gang) if gang else make_world([10], rank=0, strategy="single")
+    try:
+        _, captured = run_loop(make_session(option_job(**words), world, num_evaluation=0))
+    except GanglineError as error:
+        return {"refused": error.to_json()}
+    return {"losses": [loss for _, loss, _ in captured.steps], "norms": [norm for _, _, norm in captured.steps]}
+
+
+def continued(folder: str, gang: dict):
+    """Of rank 0: steps over ranks and alone that begin with an adapter of peft, and how far its first logits are."""
+    place = str(Path(folder) / "adapter")
+    job = job_of({"dora": True, "rank_pattern": {"q_proj": 2}, "adapter": place}, folder=folder, steps=4)
+    theirs = write_adapter(job, Path(place)) if dist.get_rank() == 0 else None
     dist.barrier()
     _, split = run_loop(make_session(job, make_world(rank=dist.get_rank(), **gang), num_evaluation=0))
     if dist.get_rank() > 0:

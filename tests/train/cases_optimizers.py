@@ -57,6 +57,8 @@ def reference(model: nn.Module, job: OptimizerJob) -> torch.optim.Optimizer:
     adjust = {"match-adamw": "match_rms_adamw", "original": "original"}[job.scale]
     words = {"momentum": job.momentum, "nesterov": job.nesterov, "adjust_lr_fn": adjust}
     matrices = torch.optim.Muon(inside, lr=rate, weight_decay=job.weight_decay, **words)
+    if not others:
+        return matrices
     adam = torch.optim.AdamW(groups(others), lr=rate, betas=(job.beta1, job.beta2), eps=job.epsilon, fused=True)
     return Together(matrices, adam)
 

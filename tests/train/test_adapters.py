@@ -115,8 +115,8 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_of_tokens_are_trained_as_by_peft_in_a_model_that_was_resized_by_the_mean(pool, folder, name):
     options, num_added, config = ROWS[name]
-    words = {"folder": folder, "options": options, "config": config, "tied": "tied" in name}
-    found = pool(1).run(cases_adapters.rows_by_peft, num_added=num_added, **words)[0]
+    words = {"options": options, "config": config, "tied": "tied" in name, "add": [f"<{n}>" for n in range(num_added)]}
+    found = pool(1).run(cases_adapters.by_peft_too, folder=folder, **words)[0]
     assert worst(found["alone"], found["peft"]) <= FP64
     assert found["rows"] == (310 if num_added else 300)
 

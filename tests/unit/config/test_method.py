@@ -6,6 +6,8 @@ import pytest
 
 from gangline.config.load import load_job
 from gangline.errors import SpecError
+from gangline.strategies.base import EXTRAS, Asked, violations
+from gangline.strategies.table import STRATEGIES, plan_half
 
 ADAPTER = {
     "peft_type": "LORA",
@@ -78,10 +80,28 @@ def test_options_that_do_not_go_together_are_refused(folder, method, said):
     assert said in refused(folder, method)
 
 
-@pytest.mark.parametrize("kind", ["tp", "pipeline", "zero-3"])
-def test_a_strategy_refuses_what_it_does_not_train(folder, kind):
-    said = refused(folder, "kind: lora, train_tokens: [3]", f"strategy: {kind}\n")
-    assert f"method.train_tokens with strategy: {kind}" in said
+EXTRA = {
+    "method.dora": "dora: true",
+    "method.modules_to_save": "modules_to_save: lm_head",
+    "method.train_tokens": "train_tokens: [3]",
+    "method.target_parameters": "target_parameters: mlp.experts.down_proj",
+    "method.init": "init: olora",
+}
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("kind", [kind for kind in STRATEGIES.built_in if kind != "single"])
+def test_a_strategy_trains_an_option_or_the_job_is_refused_before_a_host_is_asked(folder, kind, method):
+    assert set(EXTRA) == set(EXTRAS)
+    for key, words in EXTRA.items():
+        asked = Asked(method=method, extras=(key,))
+        expected = [each.seen for each in violations(plan_half(kind), asked)]
+        job = f"kind: {method}, {words}", f"strategy: {kind}\n"
+        if not expected:
+            assert load(folder, *job).method.kind == method
+            continue
+        said = refused(folder, *job)
+        assert all(each in said for each in expected), (key, said)
 
 
 def test_tokens_that_are_added_have_to_be_trained(folder):

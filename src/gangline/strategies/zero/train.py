@@ -31,6 +31,7 @@ from gangline.errors import UsageError
 from gangline.runs.job import Job
 from gangline.units import format_bytes
 from gangline.worker import compat
+from gangline.worker.adapters import adapted_layers
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.memory_watch import return_freed
@@ -109,6 +110,14 @@ def divide(deepspeed: Any, loss: nn.Module, config: dict[str, Any], world: Proce
     one_by_one(module=loss, config_dict_or_path=config, mem_efficient_linear=False)
     for buffer in loss.buffers():
         buffer.data = buffer.data.to(world.device)
+
+
+def gather_with_table(deepspeed: Any, loss: CausalLoss) -> None:
+    """Have the adapter of an embedding table put together for it: it is no module, whose own weights would be."""
+    for _, layer in adapted_layers(loss.model):
+        for factors in (layer.lora_embedding_A, layer.lora_embedding_B):
+            for factor in factors.values():
+                deepspeed.zero.register_external_parameter(layer, factor)
 
 
 def start(deepspeed: Any, loss: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> Any:
@@ -307,6 +316,7 @@ class Zero(Strategy):
         require_valid(deepspeed, config, job)
         if self.stage == 3:
             divide(deepspeed, loss, config, world)
+            gather_with_table(deepspeed, loss)
         self.engine = start(deepspeed, loss, inner, config)
         return_freed()  # parts have been moved into rows of them
         self._parts = Parts(deepspeed, self.engine, stage=self.stage, rank=world.rank)
