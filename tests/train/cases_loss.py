@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from gangline.worker.batch import collate
+from gangline.worker.data import TokenSet
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy, sees_other_documents
 from tests.train.small import MemorySet, norms_in_own_dtype
 
@@ -86,3 +88,19 @@ def packed_and_apart(kind: str, *, attention: str | None = None):
     together = float(loss(*collate([packed, documents[0]]).tensors).detach())
     apart = sum(float(loss(*collate([one]).tensors).detach()) for one in [*documents, documents[0]])
     return {"packed": together, "apart": apart, "leaks": sees_other_documents(loss)}
+
+
+def of_token_sets(folders: list[str], *, vocab_size: int):
+    """How far two sets of tokens are apart: in the summed loss of all samples, and in its gradients."""
+    norms_in_own_dtype()
+    model = tiny("llama", dtype=torch.float64, vocab_size=vocab_size)
+    loss, found = CausalLoss(model, compute=torch.float64), []
+    for folder in folders:
+        tokens = TokenSet.open(Path(folder))
+        model.zero_grad()
+        total = loss(*collate([tokens.sample(index) for index in range(len(tokens))]).tensors)
+        total.backward()
+        gradients = torch.cat([weight.grad.flatten() for weight in model.parameters()])
+        found.append((float(total.detach()), gradients))
+    (apart, there), (packed, here) = found
+    return {"loss": abs(packed / apart - 1), "gradients": float((here - there).norm() / there.norm())}

@@ -1,12 +1,18 @@
 """Which rows share a sample."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
+from gangline.runs.job import ChatTemplateJob, LearnJob
 from gangline.worker.data import NO_TARGET
 from gangline.worker.data.tokens import mixed, pack
+from tests.train import cases_loss
+from tests.train.data.conftest import VOCAB_SIZE
+from tests.train.tolerances import SAME_SUMS
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -51,11 +57,7 @@ def test_packed_rows_start_anew_and_do_not_predict_each_other(tokens_of, write_r
     packed = tokens_of(rows, packing=True)
     assert (len(apart), len(packed)) == (3, 1)
     sample = packed.sample(0)
-    starts = [*np.flatnonzero(sample.position_ids == 0), len(sample.input_ids)]
-    pieces = {
-        tuple(sample.input_ids[start:end]): tuple(sample.targets[start:end])
-        for start, end in itertools.pairwise(starts)
-    }
+    pieces = dict(documents(sample))
     singles = {tuple(one.input_ids): tuple(one.targets) for one in (apart.sample(i) for i in range(3))}
     assert pieces == singles
     assert all(targets[-1] == NO_TARGET for targets in pieces.values())
@@ -92,3 +94,97 @@ def test_the_first_samples_are_a_fair_choice_of_rows_sorted_by_length(tokens_of,
 def test_the_numbers_of_samples_are_the_same_for_ever():
     assert list(mixed(8)) == [6, 1, 5, 7, 3, 0, 2, 4]
     assert all(sorted(mixed(count)) == list(range(count)) for count in (0, 1, 2, 1000))
+
+
+# as newer templates: thinking in tags of its own, results of tools, a turn with an end
+THOUGHTFUL = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TURNS = [
+    {"role": "system", "content": "be kind"},
+    {"role": "user", "content": "how many dogs?"},
+    {"role": "assistant", "reasoning_content": "two and three", "content": "six dogs", "weight": 0},
+    {"role": "tool", "content": "a seventh rests"},
+    {"role": "user", "content": "hello there"},
+    {"role": "assistant", "reasoning_content": "be kind", "content": "hello back"},
+]
+TALKS = [
+    {"messages": TURNS},
+    {"messages": [TURNS[1], {**TURNS[5], "content": "two dogs pull"}]},
+    {"messages": [TURNS[0], *TURNS[4:]]},
+]
+PAIRS = [{"prompt": "how many dogs? " * count, "completion": "six dogs" * count} for count in (1, 2, 3)]
+TASKS = [{"instruction": row["prompt"], "output": row["completion"]} for row in PAIRS]
+ALL = LearnJob(weight_field=None)
+FILE = ChatTemplateJob(name="mine.jinja", text="<s>" + THOUGHTFUL.replace("\n", "</s>"))
+MASKS = {
+    "all": (
+        TALKS,
+        {"format": "chat", "learn": ALL},
+        "<think>two and three</think>six dogs<|end|>\n<think>be kind</think>hello back<|end|>\n",
+    ),
+    "weights of messages": (
+        TALKS,
+        {"format": "chat", "learn": LearnJob()},
+        "<think>be kind</think>hello back<|end|>\n",
+    ),
+    "last thinking": (
+        TALKS,
+        {"format": "chat", "learn": dataclasses.replace(ALL, thinking="last")},
+        "six dogs<|end|>\n<think>be kind</think>hello back<|end|>\n",
+    ),
+    "no thinking": (
+        TALKS,
+        {"format": "chat", "learn": dataclasses.replace(ALL, thinking="none")},
+        "six dogs<|end|>\nhello back<|end|>\n",
+    ),
+    "other roles": (
+        TALKS,
+        {"format": "chat", "learn": dataclasses.replace(ALL, roles=("user", "tool"))},
+        "how many dogs?<|end|>\na seventh rests<|end|>\nhello there<|end|>\n",
+    ),
+    "no end token": (
+        TALKS,
+        {"format": "chat", "learn": dataclasses.replace(ALL, end_token=False)},
+        "<think>two and three</think>six dogs<think>be kind</think>hello back",
+    ),
+    "template of a file": (
+        TALKS,
+        {"format": "chat", "learn": ALL, "chat_template": FILE},
+        "<think>two and three</think>six dogs<|end|></s><think>be kind</think>hello back<|end|></s>",
+    ),
+    "prompts as messages": (PAIRS, {"format": "chat", "learn": ALL}, "six dogs<|end|>\n"),
+    "completion": (PAIRS, {"format": "completion"}, "six dogs</s>"),
+    "completion without an end": (PAIRS, {"format": "completion", "learn": LearnJob(end_token=False)}, "six dogs"),
+    "instruction": (TASKS, {"format": "instruction"}, "six dogs</s>"),
+    "alpaca": (TASKS, {"format": "alpaca"}, "six dogs</s>"),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_what_is_learned_and_its_loss_and_gradients_are_the_same_packed_and_apart(
+    pool, make_model, tokens_of, write_rows, as_filed, name
+):
+    rows, how, learned = MASKS[name]
+    file, folder = write_rows(rows), make_model(template=THOUGHTFUL)
+    options = {"folder": folder, "sequence_length": 512, "overlong": "fail", **how}
+    apart, packed = (tokens_of(file, **options, packing=packing) for packing in (False, True))
+    assert len(packed) < len(apart) == len(rows)
+    assert all_documents(packed) == all_documents(apart)
+    targets = as_filed(apart)[0].targets
+    assert AutoTokenizer.from_pretrained(folder).decode(targets[targets != NO_TARGET]) == learned
+    folders = [str(apart.folder), str(packed.folder)]
+    found = pool(1).run(cases_loss.of_token_sets, folders=folders, vocab_size=VOCAB_SIZE)[0]
+    assert max(found.values()) < SAME_SUMS
+
+
+def all_documents(tokens):
+    return sorted(piece for at in range(len(tokens)) for piece in documents(tokens.sample(at)))
+
+
+def documents(sample):
+    """(tokens, targets) of every document of a sample."""
+    starts = [*np.flatnonzero(sample.position_ids == 0), len(sample.input_ids)]
+    return [(tuple(sample.input_ids[a:b]), tuple(sample.targets[a:b])) for a, b in itertools.pairwise(starts)]
