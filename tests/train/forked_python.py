@@ -6,7 +6,8 @@
 torch.distributed.run ...` to the zygote, with its environment, folder and standard streams, and waits: the zygote forks
 a process that does the work. The program passes signals on, and ends as that process ends. Where the program is killed,
 the zygote kills the process. torchrun starts its ranks with this program again (PYTHON_EXEC). The real Python does
-everything else.
+everything else. Beside it is a `gangline` that takes the program for its own Python, so that what it starts on this
+computer is as quick.
 
 The parent of such a process is the zygote, and its environment as /proc shows it is the zygote's: what looks for
 processes of a run finds the program. The story of tests/lab/test_story.py takes the real Python for everything.
@@ -35,6 +36,8 @@ _PROGRAM = """\
 #!{python} -IS
 import os, sys
 python, words = {python!r}, sys.argv[1:]
+if words[:3] == ["-P", "-m", {worker!r}]:  # so gangline starts what it asks a Python of this computer
+    del words[0]
 if words[:1] == ["-u"]:  # so torchrun starts its ranks
     os.environ["PYTHONUNBUFFERED"] = words.pop(0)
 if words[:2] == ["-m", {torchrun!r}] or words[:3] == ["-m", {worker!r}, "launch"]:
@@ -67,15 +70,23 @@ if -code in PASSED_ON:
     signal.signal(-code, signal.SIG_DFL)
 os.kill(os.getpid(), -code)
 """
+_GANGLINE = """\
+#!{python}
+import sys
+sys.executable = {program!r}
+from gangline.cli.main import main
+sys.exit(main())
+"""
 
 
 def write_program(folder: Path, address: str) -> Path:
-    """The program, which finds the zygote at this address."""
+    """The program, which finds the zygote at this address, and `gangline` beside it."""
     path = folder / "python"
     here = str(Path(__file__).parent)
     words = {"python": sys.executable, "worker": WORKER, "torchrun": TORCHRUN, "folder": here, "address": address}
-    path.write_text(_PROGRAM.format(**words), encoding="utf-8")
-    path.chmod(0o755)
+    for file, text in ((path, _PROGRAM), (path.with_name("gangline"), _GANGLINE)):
+        file.write_text(text.format(**words, program=str(path)), encoding="utf-8")
+        file.chmod(0o755)
     return path
 
 

@@ -55,7 +55,7 @@ class User:
     """Another user than the one that runs the tests."""
     env: Mapping[str, str] = field(default_factory=dict)
     python: Path | None = None
-    """Of the hosts in the cluster files that they write; None: the one that runs gangline."""
+    """Of the hosts in the cluster files that they write, with a `gangline` beside it (forked_python.py); None: ours."""
 
     def gangline(self, *words: str | Path, code: int | None = 0) -> Said:
         """Type a command and wait for its end; `code` is the exit code that it must have (None: any)."""
@@ -76,7 +76,7 @@ class User:
             **self.env,
         }
         return subprocess.Popen(
-            [str(Path(sys.executable).with_name(program)), *map(str, words)],
+            [str((self.python or Path(sys.executable)).with_name(program)), *map(str, words)],
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,

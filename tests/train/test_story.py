@@ -134,14 +134,14 @@ def resumed(user, stopped, refused):
 
 @pytest.fixture(scope="module")
 def uninterrupted(user, tmp_path_factory):
-    """The same job on this computer alone, by somebody else: its steps."""
-    other = make_user(tmp_path_factory.mktemp("uninterrupted"))
+    """The same job by one rank, by somebody else: its steps."""
+    other = make_user(tmp_path_factory.mktemp("uninterrupted"), python=user.python)
     copy_world(user.folder, other)
     write_job(other)
-    run = other.gangline("train", "job.yaml", "--detach").out.strip()
+    write_cluster(other, "one", pc1={})
+    run = other.gangline("train", "job.yaml", "--cluster", "one.yaml", "--detach").out.strip()
     assert other.wait_for_end(run) == "finished"
-    lines = (other.home / "runs" / run / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["kind"] == "step"]
+    return other.metrics("pc1", run)
 
 
 @pytest.fixture(scope="module")
