@@ -154,7 +154,8 @@ def exported(user, stopped, resumed):
 def tuned(user, exported):
     """A QLoRA on the exported model: the id of its run."""
     write_job(user, "tune", model=str(exported), method={"kind": "qlora", "rank": 4}, steps=4, evaluation={})
-    return user.gangline("train", "tune.yaml").out.strip()
+    write_cluster(user, "one", pc1={})
+    return user.gangline("train", "tune.yaml", "--cluster", "one.yaml").out.strip()
 
 
 def is_refusal(said: Said, *words: str) -> bool:
