@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gangline.cli.signals import exit_code_of
-from gangline.control.supervision import open_run
-from gangline.control.user_command import CommandRecord
 from gangline.errors import HostUnreachable, RecordError
 from gangline.report.follow import Update, View, raise_failure
 from gangline.report.live import speaks_braille, summary, terminal_width, watch_run
@@ -136,6 +134,9 @@ def print_started(layout: RunLayout, *, follow: bool, from_start: bool = True) -
     """Print the id of a run that has been started, then follow it to its end if asked to."""
     print_data([layout.run_id])
     if follow:
+        # what leads runs costs 0.2 s, which verbs that only print do not pay
+        from gangline.control.supervision import open_run
+
         with open_run(layout.run_id, home=layout.root) as run:
             follow_to_the_end(run.view(), from_start=from_start)
 
@@ -145,6 +146,8 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
 
     Ctrl-C leaves: the run goes on, and the exit code is 130.
     """
+    from gangline.control.user_command import CommandRecord
+
     run_id = view.layout.run_id
     if not view.record().ended:
         sys.stderr.write(f"safe to leave. Come back: gangline attach {run_id}. End it: gangline stop {run_id}\n")
