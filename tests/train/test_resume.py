@@ -10,7 +10,7 @@ from tests.train.tolerances import FP32, FP64
 
 def run(pool, folder, shares, **changes):
     """One attempt over these shares."""
-    arguments = {"steps": 24, "resume_step": None, "stop_after": None, "job": {}, **changes}
+    arguments = {"steps": 12, "resume_step": None, "stop_after": None, "job": {}, **changes}
     size = 2 * len(shares) if arguments.get("strategy") == "tp" else len(shares)
     return pool(size).run(cases_resume.piece, folder=str(folder), shares=shares, **arguments)
 
@@ -26,7 +26,7 @@ def run(pool, folder, shares, **changes):
 )
 def test_stopped_at_any_step_it_goes_on_bit_equal_on_the_same_ranks(pool, tmp_path, job):
     whole = run(pool, tmp_path / "whole", [5, 3, 2], job=job)
-    stop_after = random.Random(str(job)).randrange(2, 23)
+    stop_after = random.Random(str(job)).randrange(2, 11)
     first = run(pool, tmp_path / "cut", [5, 3, 2], job=job, stop_after=stop_after)
     assert [(rank["result"], rank["step"]) for rank in first] == [("stopped", stop_after)] * 3
     second = run(pool, tmp_path / "cut", [5, 3, 2], job=job, resume_step=stop_after)
@@ -42,10 +42,10 @@ def test_stopped_at_any_step_it_goes_on_bit_equal_on_the_same_ranks(pool, tmp_pa
 )
 def test_ranks_whose_hosts_lack_the_step_get_it_from_the_others_to_the_bit(pool, tmp_path, job, lacking):
     whole = run(pool, tmp_path / "whole", [5, 3, 2], job=job)
-    run(pool, tmp_path / "cut", [5, 3, 2], job=job, stop_after=9)
-    second = run(pool, tmp_path / "cut", [5, 3, 2], job=job, resume_step=9, stop_after=14, lacking=lacking)
+    run(pool, tmp_path / "cut", [5, 3, 2], job=job, stop_after=5)
+    second = run(pool, tmp_path / "cut", [5, 3, 2], job=job, resume_step=5, stop_after=8, lacking=lacking)
     for rank in range(3):
-        assert second[rank]["losses"] == whole[rank]["losses"][9:14]
+        assert second[rank]["losses"] == whole[rank]["losses"][5:8]
     assert len({rank["digest"] for rank in second}) == 1
 
 
@@ -59,11 +59,11 @@ def test_ranks_whose_hosts_lack_the_step_get_it_from_the_others_to_the_bit(pool,
 )
 def test_three_then_two_then_four_ranks_have_the_losses_of_one_gang(pool, tmp_path, job, tolerance):
     whole = run(pool, tmp_path / "whole", [4, 3, 3], job=job)
-    first = run(pool, tmp_path / "cut", [5, 3, 2], job=job, stop_after=7)
-    second = run(pool, tmp_path / "cut", [7, 3], job=job, resume_step=7, stop_after=15)
-    third = run(pool, tmp_path / "cut", [1, 2, 3, 4], job=job, resume_step=15)
+    first = run(pool, tmp_path / "cut", [5, 3, 2], job=job, stop_after=3)
+    second = run(pool, tmp_path / "cut", [7, 3], job=job, resume_step=3, stop_after=8)
+    third = run(pool, tmp_path / "cut", [1, 2, 3, 4], job=job, resume_step=8)
     pieces = first[0]["losses"] + second[0]["losses"] + third[0]["losses"]
-    assert [step for step, _, _ in pieces] == list(range(1, 25))
+    assert [step for step, _, _ in pieces] == list(range(1, 13))
     for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
         assert loss == pytest.approx(expected, rel=tolerance)
     order = sample_order(first, second, third)

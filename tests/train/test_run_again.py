@@ -23,8 +23,8 @@ dist.destroy_process_group()
 """
 
 
-def test_a_script_that_fails_is_started_again_with_the_words_for_it(tmp_path):
-    user = make_user(tmp_path)
+def test_a_script_that_fails_is_started_again_with_the_words_for_it(quick_python, tmp_path):
+    user = make_user(tmp_path, python=quick_python)
     (user.folder / "mine").mkdir()
     (user.folder / "mine" / "mine.py").write_text(SCRIPT)
     write_cluster(user, "two", pc1={}, pc2={})
