@@ -89,9 +89,9 @@ CLUSTER = f"""\
 name: three-on-one
 ports: {own_ports()}
 hosts:
-  - {{name: pc1, transport: local}}
-  - {{name: pc2, transport: local, env: {{GANGLINE_SIMULATED_SLOWDOWN: 1.8}}}}
-  - {{name: pc3, transport: local, env: {{GANGLINE_SIMULATED_SLOWDOWN: 2.2}}}}
+  - {{name: pc1, transport: local, python: {{python}}}}
+  - {{name: pc2, transport: local, python: {{python}}, env: {{GANGLINE_SIMULATED_SLOWDOWN: 1.8}}}}
+  - {{name: pc3, transport: local, python: {{python}}, env: {{GANGLINE_SIMULATED_SLOWDOWN: 2.2}}}}
 """
 JOB = """\
 name: tiny
@@ -105,11 +105,12 @@ steps: 1
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(quick_python, tmp_path):
     """Three unlike hosts on this computer, and a job without weights."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
-    for name, text in {"rows.txt": "a row\n", "job.yaml": JOB, "cluster.yaml": CLUSTER}.items():
+    cluster = CLUSTER.replace("{python}", str(quick_python))
+    for name, text in {"rows.txt": "a row\n", "job.yaml": JOB, "cluster.yaml": cluster}.items():
         (tmp_path / name).write_text(text)
     return StartOptions(home=tmp_path / "home", job=tmp_path / "job.yaml", cluster=tmp_path / "cluster.yaml")
 
