@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.exactness import commit, read_lines
 from gangline.optimizers import EIGHT_BITS
-from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
+from gangline.runs.job import MethodJob
 from gangline.strategies.base import Asked, Violation, extras_of, violations
 from gangline.strategies.table import plan_half
 from tests.train import cases_adapters, cases_optimizers
@@ -182,10 +182,12 @@ def cases(pool: Callable[[int], Ranks], folder: str) -> Iterator[Case]:
     yield from _reference_cases(sides)
     for strategy in GANGS:
         for kind, name, words in _asked():
+            if (strategy, name) == ("pipeline", "dropout"):  # stages draw other masks
+                continue
             yield _split_case(sides, f"{kind} under {strategy}: {name}", words, strategy)
     for number, (name, (words, _)) in enumerate(OPTIONS.items()):
         for place, optimizer in enumerate(("sgd", "lion", "adafactor", "muon")):
-            strategy = ("ddp", "fsdp", "pipeline", "hsdp")[(number + place) % 4]
+            strategy = ("ddp", "fsdp", "hsdp" if name == "dropout" else "pipeline", "hsdp")[(number + place) % 4]
             more = {**words, "optimizer": OPTIMIZERS[optimizer]}
             yield _split_case(sides, f"option by {optimizer}: {name}, under {strategy}", more, strategy)
 
@@ -279,14 +281,12 @@ class Sides:
 def refusal_of(words: Words, strategy: str) -> Violation | None:
     """What the capability table, which `plan` reads, refuses first."""
     method = replace(MethodJob(kind="lora"), **words["options"])
-    data = DataJob(train=SourceJob())
-    job = Job(name="asked", model=ModelJob(path="none"), data=data, batch=10, micro_batch=1, method=method)
     asked = Asked(
-        method=job.method.kind,
+        method=method.kind,
         precision=words.get("precision", "fp64"),
         parameters="fp32" if words.get("precision") == "fp32" else "compute",
         optimizer=words.get("optimizer", {}).get("kind", "adamw"),
-        extras=extras_of(job),
+        extras=extras_of(method),
     )
     return next(iter(violations(plan_half(strategy), asked)), None)
 

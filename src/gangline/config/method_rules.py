@@ -132,8 +132,8 @@ def _shape(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def resolve_tokens(checked: Checked[JobWords]) -> TokensJob:
-    """Tokens beside those of the model; what is off is recorded in `checked`."""
+def resolve_tokens(checked: Checked[JobWords], trained: MethodJob) -> TokensJob:
+    """Tokens beside those of the model; what is off is recorded in `checked`. trained: `resolve_method`'s."""
     words, method = checked.words.tokens, checked.words.method
     if ADDED in method.train_tokens and len(method.train_tokens) > 1:
         checked.report(
@@ -150,7 +150,7 @@ def resolve_tokens(checked: Checked[JobWords]) -> TokensJob:
             fix="write, for example, `tokens: [<tool>]`, or name tokens that the model has",
             reads=(("tokens",),),
         )
-    if words.add and method.kind != "full" and not (ADDED in method.train_tokens or method.modules_to_save):
+    if words.add and method.kind != "full" and not _has_rows(trained):
         checked.report(
             ("tokens", "add"),
             seen=f"tokens whose rows nobody trains (method: {method.kind})",
@@ -160,6 +160,12 @@ def resolve_tokens(checked: Checked[JobWords]) -> TokensJob:
         )
     special = {role: text for role, text in words.special.model_dump().items() if text is not None}
     return TokensJob(add=tuple(words.add), special=special)
+
+
+def _has_rows(trained: MethodJob) -> bool:
+    """Whether rows of added tokens may be trained; ranks look at the numbers of an adapter that is gone on with."""
+    named = trained.train_tokens if trained.adapter else ADDED in trained.train_tokens
+    return bool(named or trained.modules_to_save)
 
 
 def _check_kind(checked: Checked[JobWords]) -> None:

@@ -14,22 +14,23 @@ from gangline.config.mistakes import KeyPath, absolute, quote, what_is_there, wh
 from gangline.config.validate import Checked
 from gangline.optimizers import OPTIMIZERS
 from gangline.runs.decode import build
-from gangline.runs.job import OptimizerJob, StrategyJob
+from gangline.runs.job import MethodJob, OptimizerJob, StrategyJob
 from gangline.runs.step_schedule import part_of
-from gangline.strategies.base import AUTO, Asked, extras_of, listed, violations
+from gangline.strategies.base import AUTO, EXTRAS, Asked, extras_of, listed, violations
 from gangline.strategies.table import plan_half, strategy_keys
 
 DISK = "offload_to"
 
 
-def check_strategy(checked: Checked[JobWords]) -> None:
-    """Report everything that the job asks for and its strategy does not train."""
+def check_strategy(checked: Checked[JobWords], method: MethodJob) -> None:
+    """Report everything that the job asks for and its strategy does not train. method: what the words of it mean."""
     words = checked.words
     half = None if words.strategy.kind == AUTO else plan_half(words.strategy.kind)
     _check_keys(checked, keys_of(words.strategy.kind))
-    for each in violations(half, asked_of_words(words)):
+    for each in violations(half, asked_of_words(words, method)):
+        key = each.key if words.method.adapter is None or each.key not in EXTRAS else "method.adapter"
         checked.report(
-            _path(each.key), seen=each.seen, expected=each.expected, fix=each.fix, reads=tuple(map(_path, each.reads))
+            _path(key), seen=each.seen, expected=each.expected, fix=each.fix, reads=tuple(map(_path, each.reads))
         )
     if words.strategy.offload_to is not None:
         _check_disk(checked, words.strategy.offload_to)
@@ -43,7 +44,7 @@ def check_strategy(checked: Checked[JobWords]) -> None:
         )
 
 
-def asked_of_words(words: JobWords) -> Asked:
+def asked_of_words(words: JobWords, method: MethodJob) -> Asked:
     """The part of a job that strategies limit. Formats that are left to the plan are not known here."""
     narrow = words.precision.parameters == "compute" and words.precision.compute != "fp32"
     return Asked(
@@ -55,7 +56,7 @@ def asked_of_words(words: JobWords) -> Asked:
         activation_offloading=words.activation_offloading,
         offload=tuple(words.strategy.offload) if "offload" in keys_of(words.strategy.kind) else (),
         replicas=words.strategy.replicas,
-        extras=extras_of(words),
+        extras=extras_of(method),
     )
 
 

@@ -391,7 +391,7 @@ def _require_ranks(job: Job, world: PlannedCluster) -> None:
         return
     ranks = {host: len(world.placements_of(host)) for host in world.hosts}
     offload, replicas = job.strategy.offload, job.strategy.replicas
-    asked = Asked(method=job.method.kind, offload=offload, replicas=replicas, extras=extras_of(job))
+    asked = Asked(method=job.method.kind, offload=offload, replicas=replicas, extras=extras_of(job.method))
     _refuse(next(half.machine_violations(asked, Machines(ranks=ranks, sharing=world.crowded)), None))
 
 
@@ -438,7 +438,7 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
         dropout=job.method.dropout,
         dora=job.method.dora,
         splits=job.method.splits,
-        extras=extras_of(job),
+        extras=extras_of(job.method),
         checkpointing=job.activation_checkpointing,
         offloading=job.activation_offloading,
         packed=job.data.packing,

@@ -409,4 +409,21 @@ def lacking(strategy: PlannedStrategy, training: Training, architecture: Archite
         return Violation(
             key="method.kind", what=what, seen=what, expected="weights of linears", fix="write method: lora"
         )
-    return strategy.half.model_violation(architecture, strategy)
+    return strategy.half.model_violation(architecture, strategy) or _idle(strategy, training, architecture)
+
+
+def _idle(strategy: PlannedStrategy, training: Training, architecture: Architecture) -> Violation | None:
+    """A stage in which no layer has anything to train: adapters sit in other layers."""
+    if strategy.half.layers != "staged" or training.method == "full":
+        return None
+    for rank in range(strategy.world_size):
+        share = strategy.half.share(architecture, strategy, rank)
+        if share is not None and not share.num_trained(training):
+            return Violation(
+                key="strategy.kind",
+                what=f"{strategy.kind} with nothing to train on rank {rank}",
+                seen="none of its layers has an adapter, by method.targets, layers and exclude",
+                expected="something to train in the layers of every rank",
+                fix="write strategy: fsdp, name targets and layers that every rank has, or set targets: all-linear",
+            )
+    return None

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from gangline.optimizers import EIGHT_BITS, OPTIMIZERS, WHOLE
 
 if TYPE_CHECKING:
-    from gangline.config.job_model import JobWords
     from gangline.planner.architecture import Architecture
     from gangline.planner.candidate import Scenario
     from gangline.planner.memory import Instant, Step
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from gangline.planner.states import Share, Term
     from gangline.planner.traffic import Exchange, TrafficQuery
     from gangline.planner.training import PlannedStrategy, Training
-    from gangline.runs.job import Job, StrategyJob
+    from gangline.runs.job import MethodJob, StrategyJob
 
 AUTO = "auto"
 """`strategy.kind` of a job that leaves the choice to the plan."""
@@ -506,12 +505,12 @@ class PlanHalf:
         return "in which the model lies in parts, and no host can do it alone" if divided else ""
 
 
-def extras_of(job: Job | JobWords) -> tuple[str, ...]:
-    """The keys of `EXTRAS` by which a job, or what a user wrote of it, asks for something."""
-    asked = {f"method.{key}" for key in _METHOD_EXTRAS if getattr(job.method, key)}
-    if not job.method.init.startswith(("pissa", "olora")):  # others leave the weights alone
+def extras_of(method: MethodJob) -> tuple[str, ...]:
+    """The keys of `EXTRAS` by which a job asks for something, or the adapter that it goes on with does."""
+    asked = {f"method.{key}" for key in _METHOD_EXTRAS if getattr(method, key)}
+    if not method.splits:  # other beginnings leave the weights alone
         asked.discard("method.init")
-    return tuple(key for key in EXTRAS if job.method.kind != "full" and key in asked)
+    return tuple(key for key in EXTRAS if method.kind != "full" and key in asked)
 
 
 _METHOD_EXTRAS = [key.removeprefix("method.") for key in EXTRAS]

@@ -129,6 +129,9 @@ def _require_trained(model: Any, job: Job, *, num_new: int) -> None:
     if method.kind == "full" or method.train_tokens == (ADDED,):
         return
     tied = head is None or head.weight is table.weight
+    rows = table.weight.shape[0]
+    if tied and set(range(rows, rows + num_new)) <= set(method.train_tokens):  # of an adapter that is gone on with
+        return
     saved = {
         id(part)
         for name, part in model.named_modules()

@@ -104,8 +104,18 @@ def test_a_strategy_trains_an_option_or_the_job_is_refused_before_a_host_is_aske
         assert all(each in said for each in expected), (key, said)
 
 
+def test_a_strategy_refuses_what_an_adapter_that_is_trained_on_brings(folder):
+    write(folder, trainable_token_indices=[3])
+    said = refused(folder, "kind: lora, adapter: adapter", "strategy: zero-3\n")
+    assert said.count("method.adapter") == 2  # dora, too
+    assert "method.train_tokens with strategy: zero-3" in said
+
+
 def test_tokens_that_are_added_have_to_be_trained(folder):
     tokens = "tokens: [<a>, <b>]\n"
+    assert "tokens whose rows nobody trains" in refused(folder, "kind: lora, adapter: adapter", tokens)
+    write(folder, trainable_token_indices=[300, 301])
+    assert load(folder, "kind: lora, adapter: adapter", tokens).method.train_tokens == (300, 301)
     assert "tokens whose rows nobody trains (method: lora)" in refused(folder, "kind: lora", tokens)
     assert load(folder, "kind: lora, train_tokens: added", tokens).tokens.add == ("<a>", "<b>")
     assert load(folder, "kind: full", tokens).tokens.add == ("<a>", "<b>")

@@ -323,6 +323,22 @@ def test_a_model_that_no_rank_can_begin_in_the_middle_of_is_refused_as_a_pipelin
     require_startable(auto, forecast_job(auto, two, context))
 
 
+def test_adapters_in_the_first_layers_alone_are_refused_as_a_pipeline(context: Context) -> None:
+    two = with_memory(world("a100-80gb,a100-80gb"), 79, 79)
+    for layers, saved, is_refused in (((0, 1), (), True), ((0, 1), ("lm_head",), False), ((0, 15), (), False)):
+        method = MethodJob(kind="lora", layers=layers, modules_to_save=saved)
+        job = piped(JOB, method=method)
+        job_forecast = forecast_job(job, two, context)
+        if not is_refused:
+            require_startable(job, job_forecast)
+            continue
+        with pytest.raises(UsageError, match="cannot do pipeline with nothing to train on rank 1") as caught:
+            require_startable(job, job_forecast)
+        assert "write strategy: fsdp" in caught.value.fix
+        auto = dataclasses.replace(job, strategy=StrategyJob())
+        require_startable(auto, forecast_job(auto, two, context))
+
+
 def test_few_bits_are_for_linears_and_a_model_of_other_matrices_is_refused(context: Context, tmp_path: Path) -> None:
     for name, is_refused in (("GPT-2 XL", True), ("Falcon-7B", False), ("BLOOM-7B1", False)):
         job = dataclasses.replace(JOB, method=MethodJob(kind="qlora"), model=in_folder(tmp_path, name))
