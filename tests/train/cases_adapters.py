@@ -136,18 +136,18 @@ def divided(folder: str, options: dict, gang: dict, tied: bool = False, steps: i
     return {"split": [loss for _, loss, _ in split.steps], "alone": [loss for _, loss, _ in alone.steps]}
 
 
-def gone_on_with(folder: str, options: dict, gang: dict, precision: str):
-    """Of rank 0: the last two of four steps, from a checkpoint that a gang has saved, and those of one process."""
-    job = job_of(options, folder=folder, steps=4, precision=precision)
-    checkpoints = Path(folder) / "checkpoints"
-    cases_contract.save_steps(make_world(rank=dist.get_rank(), **gang), job, checkpoints, step=2)
-    if dist.get_rank() > 0:
-        return None
-    words = {"rank": 0, "strategy": "single"}
-    resumed = make_session(job, make_world([10], resume_step=2, **words), num_evaluation=0)
-    _, after = run_loop(resumed, progress=restore(resumed, checkpoints))
-    _, alone = run_loop(make_session(job, make_world([10], **words), num_evaluation=0))
-    return {"after": [loss for _, loss, _ in after.steps], "alone": [loss for _, loss, _ in alone.steps[2:]]}
+def saved_by(folder: str, gang: dict, **words):
+    """The first two of four steps, and a checkpoint of them."""
+    job = option_job(folder, steps=4, **words)
+    cases_contract.save_steps(make_world(rank=dist.get_rank(), **gang), job, Path(folder) / "checkpoints", step=2)
+
+
+def gone_on_by(folder: str, gang: dict, **words):
+    """Losses of the last two, from that checkpoint."""
+    world = make_world(rank=dist.get_rank(), resume_step=2, **gang)
+    session = make_session(option_job(folder, steps=4, **words), world, num_evaluation=0)
+    _, captured = run_loop(session, progress=restore(session, Path(folder) / "checkpoints"))
+    return [loss for _, loss, _ in captured.steps]
 
 
 def refused(folder: str, options: dict, tied: bool = False):

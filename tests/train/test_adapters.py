@@ -72,19 +72,35 @@ def test_tensors_of_experts_and_rows_of_tokens_are_trained_on_every_split(pool, 
     assert worst(found["split"], found["alone"]) <= FP32
 
 
-@pytest.mark.parametrize(
-    ("options", "precision", "tolerance"),
-    [
-        ({"dora": True, "modules_to_save": ["lm_head"]}, "fp64", FP64),
-        ({"init": "pissa", "train_tokens": [5, 7]}, "fp64", FP64),
-        (EXPERTS, "fp32", FP32),
-    ],
-    ids=["lengths", "a part of the weight", "experts"],
-)
-def test_saved_on_two_ranks_a_run_goes_on_alone(pool, tmp_path, options, precision, tolerance):
-    words = {"options": options, "gang": {"shares": [7, 3], "strategy": "fsdp"}, "precision": precision}
-    found = pool(2).run(cases_adapters.gone_on_with, folder=str(tmp_path), **words)[0]
-    assert worst(found["after"], found["alone"]) <= tolerance
+LENGTHS = {"dora": True, "modules_to_save": ["lm_head"]}
+ADDS = {"options": {"train_tokens": ["added"]}, "add": [f"<{number}>" for number in range(52)]}
+THREE, TWO, STAGES, ONE = [5, 3, 2], [7, 3], [1, 1], [10]
+WAYS = {
+    "lengths": ({"options": LENGTHS}, ("fsdp", TWO), ("single", ONE)),
+    "lengths, to fewer": ({"options": LENGTHS}, ("ddp", THREE), ("fsdp", TWO)),
+    "lengths, from stages": ({"options": LENGTHS}, ("pipeline", STAGES), ("ddp", THREE)),
+    "a part of the weight": ({"options": {"init": "pissa", "train_tokens": [5, 7]}}, ("fsdp", TWO), ("single", ONE)),
+    "a part of the weight, to stages": ({"options": {"init": "pissa"}}, ("fsdp", THREE), ("pipeline", STAGES)),
+    "a part of the weight, from columns": ({"options": {"init": "olora"}}, ("tp", ONE), ("ddp", THREE)),
+    "experts": ({"options": EXPERTS, "precision": "fp32"}, ("fsdp", THREE), ("ddp", TWO)),
+    "tokens added": (ADDS, ("ddp", THREE), ("fsdp", TWO)),
+    "an adapter gone on with": ({"options": {"dora": True}, "begun": "dora"}, ("hsdp", [4, 3, 2, 1]), ("ddp", TWO)),
+    "modules, by DeepSpeed": ({"options": LENGTHS, "precision": "fp32"}, ("zero-1", TWO), ("fsdp", THREE)),
+    "modules, to DeepSpeed": ({"options": LENGTHS, "precision": "fp32"}, ("ddp", THREE), ("zero-2", TWO)),
+}
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("name", WAYS)
+def test_saved_on_some_ranks_a_run_goes_on_on_others(pool, tmp_path, name):
+    words, *gangs = WAYS[name]
+    before, after = ({"strategy": kind, "shares": shares} for kind, shares in gangs)
+    sizes = [len(gang["shares"]) * (2 if gang["strategy"] == "tp" else 1) for gang in (before, after)]
+    words = {"folder": str(tmp_path), **words}
+    pool(sizes[0]).run(cases_adapters.saved_by, gang=before, **words)
+    found = pool(sizes[1]).run(cases_adapters.gone_on_by, gang=after, **words)[0]
+    alone = pool(1).run(cases_adapters.losses_of, gang=None, steps=4, **words)[0]["losses"]
+    assert worst(found, alone[2:]) <= (FP32 if "precision" in words else FP64)
 
 
 SPLIT = {
