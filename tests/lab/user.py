@@ -20,14 +20,21 @@ steps: 400
 checkpoint: {every_steps: 50}
 """
 TEXT = "".join(f"fox number {number} jumps over the lazy dog and runs into the snow\n\n" for number in range(2000))
-MAKE_MODEL = "import sys; from tests.train.tiny import *; from pathlib import Path; f = Path(sys.argv[1]); write_model(f); write_tokenizer(f)"
+MAKE_MODEL = """
+import json, sys
+from pathlib import Path
+from tests.train.tiny import *
+folder = Path(sys.argv[1])
+write_model(folder, **json.loads(sys.argv[2]))
+write_tokenizer(folder)
+"""
 PATIENCE_S = 150.0
 """Four ranks that import torch on two cores, beside other tests that do."""
 
 
-def make_model(folder: Path) -> Path:
-    """A tiny model with random weights; in a process of its own, for torch is not wanted in this one."""
-    command = [sys.executable, "-c", MAKE_MODEL, str(folder)]
+def make_model(folder: Path, **more: object) -> Path:
+    """A tiny model with random weights, and more of its configuration; in a process of its own, for torch is not wanted in this one."""
+    command = [sys.executable, "-c", MAKE_MODEL, str(folder), json.dumps(more)]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())})
     return folder
 
