@@ -71,6 +71,7 @@ def test_the_keys_of_a_job_as_far_as_the_next_dot():
 
 def test_files_choices_and_the_catalogue():
     assert words("train", "") == [FILES]
+    assert words("convert", "ax") == [FILES]
     assert words("train", "job.yaml", "--cluster", "") == [FILES]
     assert words("check", "--tier", "") == ["quick", "full", "burn"]
     assert words("schema", "c") == ["cluster"]
