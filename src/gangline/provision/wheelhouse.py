@@ -161,7 +161,8 @@ def _build_wheels(lock: Lock, kind: Platform, folder: Path, *, console: Console)
         raise GanglineError(
             f"the wheel of {', '.join(pins)} cannot be made on this computer",
             seen=f"pip says:\n{_last_words(result)}",
-            fix="put that right; or name an environment of your own that has it in cluster.yaml",
+            fix="pip here needs its source: an index, or a folder (pip config set global.find-links FOLDER) with it "
+            "and what builds it; or name an environment of your own that has it in cluster.yaml",
         )
 
 
