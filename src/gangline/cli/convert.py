@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli.options import AsJson, argument, option
-from gangline.cli.output import Terminal, print_data, print_json
+from gangline.cli.output import Terminal, between_words, print_data, print_json
 from gangline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def command(  # noqa: PLR0913  (options of a command line)
     if as_json:
         print_json(moved.to_json())
     else:
-        print_data(table(HEADER, report_rows(moved.made)))
+        print_data(between_words(table(HEADER, report_rows(moved.made))))
         print_data(["", moved.text.rstrip("\n")] if dry_run and not moved.made.refused else [])
     require_whole(moved, asked)
     if not dry_run:
@@ -85,7 +85,7 @@ def _hosts(moved: MovedHosts, *, force: bool, dry_run: bool, as_json: bool) -> N
         print_json(moved.to_json())
     else:
         rows = [(row.verdict, row.key, str(row.value or ""), row.reason) for row in moved.listed.rows]
-        print_data(table(("verdict", "key", "value", "in the file, or why not"), rows))
+        print_data(between_words(table(("verdict", "key", "value", "in the file, or why not"), rows)))
         print_data(["", moved.text.rstrip("\n")] if dry_run else [])
     if not dry_run:
         write_hosts(moved, home=default_home(), force=force)

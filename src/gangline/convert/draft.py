@@ -136,7 +136,8 @@ def _misfits(job: Mapping[str, Any], mistakes: Sequence[Mistake]) -> dict[str, s
             if _covers(key, mistake.key) or _covers(mistake.key, key):
                 found.setdefault(key, mistake.contrast)
                 break
-    return {key: said for key, said in found.items() if not key.startswith("model.path")}
+    # a path of the model is looked for beside the job, which is not there yet
+    return {key: said for key, said in found.items() if key != "model" and not key.startswith("model.path")}
 
 
 def _refused(each: KeyVerdict, misfits: Mapping[str, str]) -> KeyVerdict:

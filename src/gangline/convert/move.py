@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from gangline.config.foreign import ForeignKind, kind_of, kind_of_text
 from gangline.config.load import job_mistakes, read_text, read_values
 from gangline.config.mistakes import Mistake, quote
 from gangline.convert.axolotl import AXOLOTL_TOOL
-from gangline.convert.draft import Draft, draft, fit
+from gangline.convert.draft import Draft, KeyVerdict, draft, fit
 from gangline.convert.hugging_face import TRAINER_TOOL, TRL_TOOL
 from gangline.convert.job_text import counts_line, job_text, report_json
 from gangline.convert.llama_factory import LLAMA_FACTORY_TOOL
@@ -236,17 +236,28 @@ def _overridden(made: Draft, overrides: Sequence[str]) -> Draft:
                 f"{quote(word)} is no override", seen="expected key=value", fix="write, for example, batch=32"
             )
         value = read_value(text, f"command line: {word}")
-        for job in [job for job in made.job if job == key or job.startswith(f"{key}.") or key.startswith(f"{job}.")]:
+        gone = {job for job in made.job if job == key or job.startswith(f"{key}.") or key.startswith(f"{job}.")}
+        for job in gone:
             del made.job[job]
+        made.verdicts = [_overruled(each, gone, word) for each in made.verdicts]
         made.job[key] = value
         made.writers[key] = "the command line"
     return made
 
 
+def _overruled(each: KeyVerdict, gone: Collection[str], word: str) -> KeyVerdict:
+    """What is left of a key of the file where the command line says something else."""
+    job = {key: value for key, value in each.outcome.job.items() if key not in gone}
+    if len(job) == len(each.outcome.job):
+        return each
+    verdict, reason = (each.verdict if job else "dropped"), f"the command line says {word}"
+    return replace(each, outcome=replace(each.outcome, verdict=verdict, job=job, reason=reason))
+
+
 _REQUIRED = {
-    "model.path": "the model: `model=./llama`, or a name on the hub",
-    "data.train": "the rows: `data.train=rows.jsonl`",
-    "batch": "the samples of a step: `batch=32`",
+    "model.path": ("the model", "model=./llama"),
+    "data.train": ("the rows", "data.train=rows.jsonl"),
+    "batch": ("the samples of a step", "batch=32"),
 }
 
 
@@ -254,15 +265,22 @@ def _whole(made: Draft, asked: MoveQuestion) -> Draft:
     """A job needs a model, rows and a batch; a file that says nothing of them, nor refuses to, is only a part."""
     if made.refused:
         return made
-    for key, fix in _REQUIRED.items():
+    for key, (what, word) in _REQUIRED.items():
         if not any(job == key or job.startswith(f"{key}.") or key.startswith(f"{job}.") for job in made.job):
-            made.record(key, None, refused(f"not in {asked.files[0].name}; give {fix}", settled_by=(key,)))
+            made.record(key, None, refused(f"not in {asked.files[0].name}; give {what}: `{word}`", settled_by=(key,)))
     return made
 
 
 def require_whole(moved: Moved, asked: MoveQuestion) -> None:
     """Raise UsageError where a key that changes numbers has no counterpart."""
     names = [each.key for each in moved.made.refused]
+    absent = [_REQUIRED[each.key] for each in moved.made.refused if each.key in _REQUIRED and each.value is None]
+    if absent and len(absent) == len(names):
+        raise UsageError(
+            f"{asked.files[0]} is a part of a job: it lacks {', '.join(what for what, _ in absent)}",
+            seen="every key that it has was converted; nothing was written",
+            fix=f"add to the command: {' '.join(word for _, word in absent)}",
+        )
     if names:
         raise UsageError(
             f"{asked.files[0]} was not converted: {len(names)} of its keys change numbers and have no counterpart",
