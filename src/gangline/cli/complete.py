@@ -74,7 +74,7 @@ def _values(parameter: Mapping[str, Any], before: Sequence[str], current: str) -
     for kind in kinds:
         if kind in SOURCES:
             yield from SOURCES[kind](before, current)
-    if parameter["path"] or {"FOLDER", "WHAT", "MODEL", "DIR", "FILE..."} & set(kinds):
+    if parameter["path"] or {"FOLDER", "WHAT", "MODEL", "DIR", "FILE"} & set(kinds):
         yield FILES, ""
 
 

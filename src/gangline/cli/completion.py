@@ -99,6 +99,8 @@ class Shell(str, enum.Enum):
 SCRIPTS = {Shell.bash: BASH, Shell.zsh: ZSH, Shell.fish: FISH}
 
 
-def command(shell: Annotated[Shell, typer.Argument(help="the shell that is to complete")]) -> None:
+def command(
+    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="the shell that is to complete")],
+) -> None:
     """Print the script that has a shell complete verbs, options, ids of runs, keys of a job, GPUs and links."""
     print_data([SCRIPTS[shell].rstrip()])

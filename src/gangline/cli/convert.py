@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 def command(  # noqa: PLR0913  (options of a command line)
     words: Annotated[
         list[str],
-        argument(
-            "FILE...", "the trainer's file first, then accelerate's or DeepSpeed's; KEY=VALUE sets a key of the job"
-        ),
+        argument("FILE", "the trainer's file first, then accelerate's or DeepSpeed's; KEY=VALUE sets a key of the job"),
     ],
     output: Annotated[
         Path | None,

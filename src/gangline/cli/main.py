@@ -136,9 +136,11 @@ def command_of(verb: str) -> Any:
     """The typer application of one verb."""
     import typer
 
+    from gangline.cli.usage import Verb
+
     application = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     command = importlib.import_module(VERBS[verb][0]).command
-    application.command(context_settings={"help_option_names": ["--help", "-h"]})(_interruptible(command))
+    application.command(cls=Verb, context_settings={"help_option_names": ["--help", "-h"]})(_interruptible(command))
     return application
 
 

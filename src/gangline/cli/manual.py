@@ -16,6 +16,7 @@ from typing import Any
 
 import gangline
 from gangline.cli.main import VERBS, command_of
+from gangline.cli.usage import spelled
 
 ROOT = Path(__file__).parents[3]
 """Of a clone."""
@@ -106,11 +107,10 @@ def page(verbs: Mapping[str, Any]) -> str:
 
 
 def _usage(parameters: list[dict[str, Any]]) -> str:
-    words = [each["metavar"] + (" ..." if each["many"] else "") for each in parameters if not each["names"]]
-    needed = [each["required"] for each in parameters if not each["names"]]
-    shown = [word if need or word.startswith("[") else f"[{word}]" for word, need in zip(words, needed, strict=True)]
-    options = ["[options]"] if any(each["names"] for each in parameters) else []
-    return _roff(" ".join([*shown, *options]))
+    arguments = [each for each in parameters if not each["names"]]
+    words = [spelled(each["metavar"], many=each["many"], required=each["required"]) for each in arguments]
+    options = ["[OPTIONS]"] if len(arguments) < len(parameters) else []
+    return _roff(" ".join([*options, *words]))
 
 
 def _term(each: Mapping[str, Any]) -> str:

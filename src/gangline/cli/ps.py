@@ -16,7 +16,7 @@ from gangline.report.text_table import age, table
 
 
 def command(
-    run: Annotated[str | None, argument("[RUN]", "list the attempts of this run")] = None,
+    run: Annotated[str | None, argument("RUN", "list the attempts of this run")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the runs, newest first. With RUN, list the attempts (starts) of that run, oldest first.

@@ -23,7 +23,7 @@ class RecipeOrder(str, enum.Enum):
 
 
 def command(
-    what: Annotated[RecipeOrder, typer.Argument(help="ls: list them. cp: copy one")] = RecipeOrder.ls,
+    what: Annotated[RecipeOrder, typer.Argument(metavar="ls|cp", help="ls: list them. cp: copy one")] = RecipeOrder.ls,
     name: Annotated[str | None, argument("RECIPE", "cp: which one")] = None,
     to: Annotated[Path | None, option("cp: new file, or a folder; by default ./RECIPE.yaml", "FILE")] = None,
     as_json: AsJson = False,

@@ -30,7 +30,7 @@ class OnStall(str, enum.Enum):
 
 
 def command(  # noqa: PLR0913  (options of a command line)
-    words: Annotated[list[str], argument("-- CMD...", "the command of every rank, such as train.py --lr 1e-4")],
+    words: Annotated[list[str], argument("-- CMD", "the command of every rank, such as train.py --lr 1e-4")],
     cluster: ClusterFile = None,
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="folder to copy to every host; CMD runs there")

@@ -17,7 +17,11 @@ class SchemaKind(str, Enum):
     cluster = "cluster"
 
 
-def command(kind: Annotated[SchemaKind, typer.Argument(help="job.yaml or cluster.yaml")] = SchemaKind.job) -> None:
+def command(
+    kind: Annotated[
+        SchemaKind, typer.Argument(metavar="job|cluster", help="job.yaml or cluster.yaml")
+    ] = SchemaKind.job,
+) -> None:
     """Print the JSON Schema of job.yaml or cluster.yaml; editors check and complete the file with it."""
     from gangline.config.reference import cluster_schema, job_schema, schema_text
 

@@ -25,6 +25,8 @@ from gangline.runs.state import RunState, append_event
 GOLDEN = Path(__file__).parent / "options.txt"
 
 ALWAYS = {"gangline.cli.main", "gangline.cli.signals"}
+TYPED = {"gangline.cli.options", "gangline.cli.usage"}
+"""What every verb needs to be read."""
 HEAVY = {"torch", "transformers", "numpy", "peft", "datasets", "textual", "tokenizers", "safetensors"}
 
 PROBE = """
@@ -58,7 +60,7 @@ def test_the_help_of_a_verb_imports_that_verb_only_and_nothing_heavy(verb: str) 
     code, modules, verbs = probe(verb, "--help")
     assert code == 0
     assert not modules & (HEAVY | {"rich", "pydantic"})
-    assert verbs - ALWAYS - {"gangline.cli.options"} == {"gangline.cli.output", f"gangline.cli.{verb}"} - (
+    assert verbs - ALWAYS - TYPED == {"gangline.cli.output", f"gangline.cli.{verb}"} - (
         {"gangline.cli.output"} if verb == "chat" else set()
     )
 
@@ -84,6 +86,25 @@ def test_no_verb_of_the_controller_imports_torch_or_its_world(words: tuple[str, 
     seen, modules, _ = probe(*words)
     assert seen == code
     assert not modules & HEAVY
+
+
+USAGES = {
+    "plan": "[OPTIONS] JOB [KEY=VALUE ...]",
+    "run": "[OPTIONS] -- CMD ...",
+    "ps": "[OPTIONS] [RUN]",
+    "recipes": "[OPTIONS] [ls|cp] [RECIPE]",
+    "convert": "[OPTIONS] FILE ...",
+}
+
+
+@pytest.mark.parametrize("verb", USAGES)
+def test_help_is_written_for_people(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    usage, _, rest = capsys.readouterr().out.partition("\n")
+    assert usage == f"Usage: gangline {verb} {USAGES[verb]}"
+    arguments = rest.partition("Arguments:")[2].partition("Options:")[0]
+    assert arguments
+    assert "<" not in arguments  # typer's types of Python
 
 
 def test_help_costs_less_than_150_ms() -> None:
