@@ -119,6 +119,15 @@ def test_make_verbs_exist(path):
     assert set(MAKE.findall(path.read_text(encoding="utf-8"))) - verbs == set()
 
 
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if PYTHON.search(path.read_text(encoding="utf-8"))])
+def test_examples_in_python_can_be_pasted(path):
+    for block in PYTHON.findall(path.read_text(encoding="utf-8")):
+        ast.parse(block)
+
+
 @pytest.mark.parametrize("path", WRAPPED, ids=names(WRAPPED))
 def test_lines_of_prose_are_short(path):
     assert too_long(path) == []
