@@ -37,8 +37,12 @@ else:
 for step in range(24 if is_first else 14):  # the other one hangs first
     print("step", step, flush=True)
     time.sleep(0.5)
-while not os.path.exists("go"):
-    time.sleep(0.1)
+def wait_for_others():
+    while not os.path.exists("go"):
+        time.sleep(0.1)
+def load_rows():
+    wait_for_others()
+wait_for_others() if is_first else load_rows()
 print("it goes on", flush=True)
 time.sleep(600)
 """
@@ -82,6 +86,11 @@ def test_a_script_that_stands_still_is_told_of_or_ended(user):
     assert "rank 1 on h1 fell silent first" in event["what"]
     assert (event["first"], event["last"]) == ([{"host": "h1", "rank": 1}], [{"host": "h0", "rank": 0}])
     assert event["line"] == "step 13"
+    awaits(user, lambda _: told(user, run, "standing"), "its stacks are there")
+    (event,) = told(user, run, "standing")
+    lines = SCRIPT.splitlines()
+    here = f"wait_for_others (train.py:{lines.index('        time.sleep(0.1)') + 1})"
+    assert event["what"] == f"the ranks stand: rank 0 on h0 and rank 1 on h1 at {here}"
     user.check(["touch", f"gangline/runs/{run}/project/go"], on=user.lab.hosts[0])
     awaits(user, lambda row: row["quiet_since"] is None, "it prints again")
     assert len(told(user, run, "printing")) == 1
@@ -93,6 +102,8 @@ def test_a_script_that_stands_still_is_told_of_or_ended(user):
     assert "error: no rank has printed anything for 10.0 s" in said
     assert "rank 1 on h1 fell silent first" in said
     assert "the last line of rank 1 on h1: step 13" in said
+    assert "stack of rank 1 on h1, innermost first:" in said
+    assert "load_rows (train.py:" in said
     assert "gangline resume" in said
     assert left(user) == []
 

@@ -15,13 +15,23 @@ from gangline.launch.program import StallWatch
 from gangline.runs.cluster import Cluster
 from gangline.runs.state import iso
 from gangline.supervise.gang_control import PollIntervals
-from gangline.supervise.hang import Hang
+from gangline.supervise.hang import (
+    EVIDENCE_S,
+    Hang,
+    ProcessStack,
+    RankState,
+    evidence_of,
+    frames_of,
+    named,
+    read_stacks,
+    waited_for,
+)
 from gangline.supervise.liveness import Event, Liveness
 from gangline.supervise.startup import StartFollower
 from gangline.supervise.trouble import FROZEN_S, HostTroubles
 from gangline.transport.ssh_options import NONSENSE
 from gangline.transport.transport import AGENT, Transport
-from gangline.units import MOST_NAMED, format_duration, listed_ranks
+from gangline.units import MOST_NAMED, format_duration, listed_ranks, shortened
 
 # The ranks between joining and their first step. Pure.
 
@@ -171,6 +181,8 @@ class _Log:
 class Stall:
     """The output of one attempt, as its host agents report it.
 
+    Once there is a `suspicion`, the stacks of all ranks are to be fetched and passed to `take` as they arrive.
+
     watch: None: never stalled. is_told: an earlier supervisor has reported the stall already.
     """
 
@@ -191,13 +203,23 @@ class Stall:
         self._has_looked = False
         self._stalled: _Stalled | None = None
         """The stall, while there is one."""
+        self._num_stalls = 0
+        self._noticed_at = 0.0
+        self._stacks: dict[str, dict[int, ProcessStack]] = {}
+        self._says_where = False
+        """Where the ranks stand is to be told yet."""
+
+    @property
+    def suspicion(self) -> int | None:
+        """The number of the current stall; stacks that were fetched for another number are old."""
+        return None if self._stalled is None else self._num_stalls
 
     def note(self, statuses: Sequence[HostStatus], *, joined: bool) -> Iterator[Event]:
         """Take in the statuses; yields new events with their details. joined: the ranks have joined."""
         if self._watch is None:
             return
         self._hear(statuses)
-        self._stalled = None
+        before, self._stalled = self._stalled, None
         if joined and self._joined_at is None:
             self._joined_at = self._clock() if self._has_looked else float("-inf")
         self._has_looked = True
@@ -207,6 +229,9 @@ class Stall:
         silent_s, limit_s = self._known_until() - since, self._watch.after_s
         if silent_s >= limit_s:
             self._stalled = _Stalled(self._logs(), now=self._clock(), since=since)
+            if before is None:
+                self._num_stalls += 1
+                self._noticed_at, self._stacks, self._says_where = self._clock(), {}, not self._is_told
             if not self._is_told:
                 self._is_told = True
                 yield "quiet", self._stalled.to_json()
@@ -214,18 +239,41 @@ class Stall:
             self._is_told = False
             yield "printing", {"what": "ranks print again"}
 
+    def take(self, evidence: Mapping[str, Any]) -> Iterator[Event]:
+        """Take in the answers so far: host -> answer of `stacks`, unchecked; yields where the ranks stand, once."""
+        self._stacks = read_stacks(evidence)
+        if self._stalled is not None and self._says_where and self._has_evidence():
+            self._says_where = False
+            standing = self._stalled.standing(self._stacks)
+            if standing:
+                accused = waited_for(standing)
+                first = {"host": accused[0].host, "rank": accused[0].rank} if accused else {}
+                yield "standing", {"what": _standing(standing, accused), **first}
+
+    def _has_evidence(self) -> bool:
+        """Whether the stacks of all hosts are there, or have been waited for."""
+        hosts = {host for host, report in self._reports.items() if not report.has_ended and self._is_fresh(report)}
+        return hosts <= self._stacks.keys() or self._clock() >= self._noticed_at + EVIDENCE_S
+
     def failure(self) -> RunFailed | None:
         """The error that ends the run; None: it continues."""
         watch = self._watch
-        if watch is None or watch.action == "report" or self._stalled is None:
+        if watch is None or watch.action == "report" or self._stalled is None or not self._has_evidence():
             return None
+        standing = self._stalled.standing(self._stacks)
+        accused = waited_for(standing) if standing else []
         run_id = self._run_id
         again = f"gangline resume {run_id} starts it again" if watch.can_resume else "start it again: gangline run"
         return RunFailed(
             f"no rank has printed anything for {format_duration(watch.after_s)}",
-            seen="\n".join(self._stalled.evidence()),
+            seen="\n".join([*self._stalled.evidence(), *_stood(standing, accused)]),
             fix=f"gangline logs {run_id} shows what they printed, {again}; "
             "a script that is silent for longer by intent needs a longer --stall-after",
+            details={
+                "host": accused[0].host if accused else None,
+                "rank": accused[0].rank if accused else None,
+                "stacks": [evidence_of(each, each.stack) for each in standing if each.stack is not None],
+            },
         )
 
     def _hear(self, statuses: Sequence[HostStatus]) -> None:
@@ -307,6 +355,24 @@ class _Stalled:
         said = [f"the last line of {_printers(logs)}: {logs[0].row.line}" for logs in self._lines()[:MOST_NAMED]]
         return [self._order(), *rows, *said]
 
+    def standing(self, stacks: Mapping[str, Mapping[int, ProcessStack]]) -> list[RankState]:
+        """The ranks whose stacks are known. A program in another language cannot be asked."""
+        found = [(log, stacks.get(log.host, {}).get(log.row.rank)) for log in self._logs]
+        return [
+            RankState(
+                host=log.host,
+                rank=log.row.rank,
+                phase="",
+                step=0,
+                collectives=0,
+                moved_at=log.last,
+                told_at=log.reported_at,
+                stack=stack,
+            )
+            for log, stack in sorted(found, key=lambda each: each[0].row.rank)
+            if stack is not None and (stack.where or stack.is_stopped or stack.waits_for_disk)
+        ]
+
     def _order(self) -> str:
         """The order in which ranks fell silent, in words."""
         if self.last is None:
@@ -336,6 +402,24 @@ class _Stalled:
 
     def _time(self, moment: float) -> str:
         return iso(time.time() - (self._now - moment))
+
+
+def _standing(standing: Sequence[RankState], accused: Sequence[RankState]) -> str:
+    """Where the ranks stand, in a sentence; those that the others wait for first."""
+    rest = [each for each in standing if each not in accused]
+    groups: dict[str, list[RankState]] = {}
+    for each in rest:
+        groups.setdefault(each.where, []).append(each)
+    at = [f"{named(ranks)} at {where}" for where, ranks in sorted(groups.items(), key=lambda group: len(group[1]))]
+    if not accused:
+        return f"the ranks stand: {'; '.join(shortened(at))}"
+    said = [f"{each.name} {each.does}" + (f" at {each.where}" if each.where else "") for each in accused]
+    return "; ".join(shortened(said) + [f"the others wait: {'; '.join(shortened(at))}"] * bool(at))
+
+
+def _stood(standing: Sequence[RankState], accused: Sequence[RankState]) -> list[str]:
+    """The same as evidence, with the stacks of the first few."""
+    return [_standing(standing, accused), *frames_of(accused or standing)] if standing else []
 
 
 def _printers(logs: Sequence[_Log]) -> str:
@@ -386,9 +470,12 @@ class GangView:
         began = self._first_step.note(statuses) if self.joined else ()
         told = self._stall.note(statuses, joined=self.joined)
         hanging = list(self._hang.note(statuses, joined=self.joined))
+        where: Iterator[Event] = iter(())
         if (number := self._hang.suspicion) is not None:
             self._hang.take(self._stacks.about(number))
-        return [*events, *began, *hanging, *told]
+        elif (number := self._stall.suspicion) is not None:
+            where = self._stall.take(self._stacks.about(number))
+        return [*events, *began, *hanging, *told, *where]
 
     def failure(self) -> GanglineError | None:
         """The error that ends the gang though no rank has failed; None: there is none."""

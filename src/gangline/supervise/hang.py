@@ -41,8 +41,8 @@ class ProcessStack:
     wchan: str
     where: str
     """The innermost call that a person would look at; "": unknown."""
-    is_ours: bool
-    """`where` is a call of gangline itself, as where a rank waits for others."""
+    waits: bool
+    """`where` is a call that waits for other ranks."""
     frames: tuple[str, ...]
     """Calls of its main thread, innermost first."""
     unheard: tuple[str, ...]
@@ -66,6 +66,7 @@ class RankState:
     host: str
     rank: int
     phase: str
+    """"": unknown, as of a rank of the user's own program."""
     step: int
     """1-based; 0: before the first."""
     collectives: int
@@ -98,17 +99,20 @@ class RankState:
 
     def place(self, now: float) -> str:
         """Its position and how long it has been there, in a sentence."""
-        stack = self.stack
-        where = f", at {stack.where}" if stack and stack.where else ""
-        return f"{self.name} {self._does()} {self.point} since {seconds(now - self.moved_at)}{where}"
+        where = f", at {self.where}" if self.where else ""
+        return f"{self.name} {self.does} in {self.point} since {seconds(now - self.moved_at)}{where}"
 
-    def _does(self) -> str:
-        state = self.stack.state if self.stack else ""
-        if state == "D":
-            return "waits for a disk or a network file system in"
-        if state in {"Z", "X"}:
-            return "has ended in"
-        return {"T": "is stopped (SIGSTOP) in", "t": "is stopped by a debugger in"}.get(state, "stands in")
+    @property
+    def where(self) -> str:
+        """The call in which it stands; "": unknown."""
+        return self.stack.where if self.stack else ""
+
+    @property
+    def does(self) -> str:
+        """As in: stands, or is stopped (SIGSTOP)"""
+        words = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger"}
+        words |= {"D": "waits for a disk or a network file system"} | dict.fromkeys("ZX", "has ended")
+        return words.get(self.stack.state if self.stack else "", "stands")
 
 
 class RankStates:
@@ -175,7 +179,7 @@ def read_stack(said: object) -> ProcessStack | None:
             state=_text(said["state"])[:1],
             wchan=_text(said["wchan"]),
             where=_text(said["where"]),
-            is_ours=said["is_ours"] is True,
+            waits=said["waits"] is True,
             frames=tuple(_text(frame) for frame in list(said["stack"])[:MOST_FRAMES]),
             unheard=tuple(_text(address) for address in list(said["unheard"])[:MOST_NAMED]),
         )
@@ -280,12 +284,12 @@ class HangVerdict:
         places += [f"{each.name} was last seen in {each.point}" for each in self.unseen]
         return Hung(
             what,
-            seen="\n".join([self.limit, *shortened(places), *_frames(accused or rows)]),
+            seen="\n".join([self.limit, *shortened(places), *frames_of(accused or rows)]),
             fix=self._fix(accused),
             details={
                 "host": accused[0].host if accused else next(iter(self.silent), None),
                 "rank": accused[0].rank if accused else None,
-                "stacks": [_evidence(each, each.stack) for each in rows if each.stack is not None],
+                "stacks": [evidence_of(each, each.stack) for each in rows if each.stack is not None],
             },
         )
 
@@ -300,16 +304,7 @@ class HangVerdict:
 
     def _accused(self) -> list[RankState]:
         """The ranks that the others wait for. A stopped process is always a cause."""
-        if self.kind == "silent":
-            return []
-        stopped = [each for each in self.seen if each.stack and each.stack.is_stopped]
-        among = self.behind or self.seen
-        at_disk = [each for each in among if each.stack and each.stack.waits_for_disk]
-        # Ranks that wait for others do so in gangline's own calls.
-        foreign = [each for each in among if each.stack and each.stack.where and not each.stack.is_ours]
-        foreign = foreign if len(foreign) < len(among) else []
-        found = stopped or at_disk or foreign or list(self.behind)
-        return found or _most_unheard(self.seen) or _elsewhere(self.seen)
+        return [] if self.kind == "silent" else waited_for(self.seen, behind=self.behind)
 
     def _fix(self, accused: Sequence[RankState]) -> str:
         if accused:
@@ -320,6 +315,21 @@ class HangVerdict:
         if self.are_frozen:
             return f"on {listed(self.silent)}: look for a stopped gangline agent or a full disk"
         return f"{'is' if one else 'are'} {listed(self.silent)} switched on and on the network?"
+
+
+def waited_for(seen: Sequence[RankState], *, behind: Sequence[RankState] = ()) -> list[RankState]:
+    """The ranks that the others wait for, by their stacks. behind: those that are known to be."""
+    stopped = [each for each in seen if each.stack and each.stack.is_stopped]
+    among = behind or seen
+    at_disk = [each for each in among if each.stack and each.stack.waits_for_disk]
+    busy = [each for each in among if each.stack and each.stack.where and not each.stack.waits]
+    busy = busy if len(busy) < len(among) else []
+    return stopped or at_disk or busy or list(behind) or _most_unheard(seen) or _elsewhere(seen)
+
+
+def read_stacks(evidence: Mapping[str, Any]) -> dict[str, dict[int, ProcessStack]]:
+    """The answers of hosts to `stacks`, unchecked -> host -> rank -> stack."""
+    return {host: _read(said) for host, said in evidence.items()}
 
 
 def _waited_for(hosts: Sequence[str], *, are_frozen: bool) -> str:
@@ -377,8 +387,8 @@ def _fix(accused: RankState) -> str:
     return f"{where}; the log of that rank: gangline logs"
 
 
-def _frames(positions: Sequence[RankState]) -> list[str]:
-    """The stacks of the first few."""
+def frames_of(positions: Sequence[RankState]) -> list[str]:
+    """The stacks of the first few, line by line."""
     rows: list[str] = []
     for each in positions[:3]:
         frames = each.stack.frames[:SHOWN_FRAMES] if each.stack else ()
@@ -387,7 +397,7 @@ def _frames(positions: Sequence[RankState]) -> list[str]:
     return rows
 
 
-def _evidence(position: RankState, stack: ProcessStack) -> dict[str, Any]:
+def evidence_of(position: RankState, stack: ProcessStack) -> dict[str, Any]:
     """A rank's stack as plain data."""
     here = {"host": position.host, "rank": position.rank, "phase": position.phase, "step": position.step}
     process = {"state": stack.state, "wchan": stack.wchan, "unheard": list(stack.unheard)}
@@ -455,7 +465,7 @@ class Hang:
 
     def take(self, evidence: Mapping[str, Any]) -> None:
         """Take in the answers so far: host -> answer of `stacks`, unchecked."""
-        self._stacks = {host: _read(said) for host, said in evidence.items()}
+        self._stacks = read_stacks(evidence)
 
     def failure(self) -> Hung | None:
         """The error that ends the attempt; None: it continues."""

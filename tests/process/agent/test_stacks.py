@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +10,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from gangline.agent.supervise import processes
+from gangline.agent.supervise import processes, rank_stacks, rank_start
+from gangline.agent.supervise.host_agent import SHIM
 from gangline.agent.supervise.processes import find
 from gangline.agent.supervise.ranks import PHASE_RECORD, PHASES
-from gangline.agent.supervise.stacks import MOST_FRAMES, MOST_LETTERS, main_stack, stacks, where
+from gangline.agent.supervise.stacks import MOST_FRAMES, MOST_LETTERS, main_stack, stacks, waits, where
 from gangline.runs.state import ProcessId
 from tests.waiting import wait_until
 
@@ -57,6 +59,21 @@ class Host:
         (self.folder / f"rank-{rank}.phase").write_bytes(record)
         return process
 
+    def start_own(self, rank, script, *, path):
+        """A program of the user's own, as a host agent starts it."""
+        shim, own = self.folder / SHIM, self.folder / "path"
+        own.mkdir()
+        shutil.copy(rank_start.__file__, shim)
+        shutil.copy(rank_stacks.__file__, own / "sitecustomize.py")
+        process = subprocess.Popen(
+            [sys.executable, str(shim), str(self.folder), sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "RANK": str(rank), "PYTHONPATH": path},
+        )
+        self.processes[rank] = process
+        self.stack.callback(self.end, process)
+        return process
+
     def end(self, process):
         process.kill()
         process.communicate()
@@ -80,7 +97,7 @@ def test_a_rank_says_function_and_line_of_its_main_thread_and_where_it_is_in_the
     row = host.ask()["2"]
     here = f"load_rows (rows.py:{line_of(LAST)})"
     assert row["stack"] == [here, f"<module> (rows.py:{len(RANK.splitlines())})"]
-    assert (row["where"], row["is_ours"], row["others"]) == (here, False, 1)
+    assert (row["where"], row["waits"], row["others"]) == (here, False, 1)
     assert (row["phase"], row["step"], row["collectives"]) == ("data", 57, 56)
     assert (row["pid"], row["state"], row["unheard"]) == (process.pid, "S", [])
     assert process.poll() is None
@@ -113,11 +130,50 @@ def test_a_rank_that_does_not_listen_yet_is_not_ended_by_being_asked(host):
     assert process.poll() is None
 
 
-def test_the_users_own_program_gets_no_signal_even_if_it_listens(host):
+def test_the_users_own_program_does_not_get_the_signal_of_ours(host):
     host.start(0)
     row = host.ask(program="command")["0"]
     assert (row["state"], row["where"]) == ("S", "")
     assert "Thread" not in (host.folder / "rank-0.log").read_text()
+
+
+OWN = """
+import os, sys
+import note
+def load_rows():
+    print(note.WORD, sys.path[0], "GANGLINE_STACKS" in os.environ, os.environ["PYTHONPATH"], file=sys.stderr, flush=True)
+    sys.stdin.read()
+load_rows()
+"""
+
+
+def test_a_program_of_the_users_own_says_where_it_stands_and_finds_python_as_without_us(host):
+    """The user's own sitecustomize runs; only the path of the user is there; nothing comes into the log."""
+    mine = host.folder / "mine"
+    mine.mkdir()
+    (mine / "note.py").write_text("WORD = 'nobody'\n")
+    (mine / "sitecustomize.py").write_text("import note\nnote.WORD = 'user'\n")
+    script = host.folder / "train.py"
+    script.write_text(OWN)
+    process = host.start_own(0, script, path=str(mine))
+    log = host.folder / "rank-0.log"
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"), "it waits")
+    assert log.read_text() == f"user {host.folder} False {mine}\n"
+    for _ in range(2):
+        row = host.ask(program="command")["0"]
+        assert (row["where"], row["waits"]) == (f"load_rows (train.py:{len(OWN.splitlines()) - 1})", False)
+    assert process.poll() is None
+    assert "Thread" not in log.read_text()
+
+
+def test_a_program_that_waits_in_torch_waits_for_others():
+    text = """Thread 0x1 (most recent call first):
+  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/home/ann/train.py", line 14 in train
+"""
+    frames, _ = main_stack(text)
+    assert waits(frames, where(frames))
+    assert not waits(frames[1:], where(frames))
 
 
 def test_a_rank_that_is_gone_says_so(host):

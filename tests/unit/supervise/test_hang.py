@@ -98,10 +98,10 @@ class Gang:
         return self.hang.failure()
 
 
-def stack(state="S", where=DDP, is_ours=None, unheard=(), **more):
+def stack(state="S", where=DDP, waits=None, unheard=(), **more):
     frames = ["wait (graph.py:1)", where] if where else []
-    own = is_ours if is_ours is not None else where == DDP
-    row = {"pid": 4711, "state": state, "wchan": "", "where": where, "is_ours": own, "stack": frames}
+    own = waits if waits is not None else where == DDP
+    row = {"pid": 4711, "state": state, "wchan": "", "where": where, "waits": own, "stack": frames}
     return {**row, "others": 3, "unheard": list(unheard), **more}
 
 
@@ -163,7 +163,7 @@ def test_one_that_left_an_exchange_out_is_found_by_where_it_stands_else(gang):
     assert name == "hanging"
     assert "all 3 ranks wait in the same exchange; suspect the network between hosts" in details["what"]
     assert (details["host"], details["rank"]) == (None, None)
-    error = gang.shows(r1=stack(where="agree (agree.py:62)", is_ours=True))
+    error = gang.shows(r1=stack(where="agree (agree.py:62)", waits=True))
     assert (error.details["host"], error.details["rank"]) == ("pc2", 1)
 
 

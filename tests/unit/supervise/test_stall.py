@@ -5,6 +5,7 @@ import pytest
 from gangline.launch.backend import HostStatus, RankSilence
 from gangline.launch.program import StallWatch
 from gangline.supervise.gang_view import FRESH_S, Stall
+from gangline.supervise.hang import EVIDENCE_S
 from tests.unit.supervise.test_board import Clock
 
 LIMIT_S = 600.0
@@ -271,3 +272,62 @@ def test_of_many_ranks_and_hosts_a_few_are_named():
     assert "16 ranks on pc0" in details["what"]
     assert "and 12 more fell silent" in details["what"]
     assert len(run.stall.failure().seen.splitlines()) == 10
+
+
+def stack(where, waits=False, state="S"):
+    row = {
+        "pid": 1,
+        "state": state,
+        "wchan": "",
+        "where": where,
+        "waits": waits,
+        "stack": [where, "<module> (train.py:9)"],
+    }
+    return {**row, "unheard": []}
+
+
+def answers(r1, others):
+    return {"pc1": {"ranks": {"0": others, "1": r1}}, "pc2": {"ranks": {"2": others, "3": others}}}
+
+
+LOCK, SUM = "load_rows (train.py:7)", "train (train.py:14)"
+
+
+def test_the_rank_that_the_others_wait_for_is_told_once_with_the_call_where_it_stands():
+    run = Run(action="stop")
+    assert run.stall.suspicion is None
+    run.until(LIMIT_S)
+    assert run.stall.suspicion == 1
+    assert list(run.stall.take({"pc1": answers(stack(LOCK), None)["pc1"]})) == [], "pc2 has not answered"
+    found = answers(stack(LOCK), stack(SUM, waits=True))
+    ((name, details),) = run.stall.take(found)
+    assert (name, details["host"], details["rank"]) == ("standing", "pc1", 1)
+    assert details["what"] == (
+        f"rank 1 on pc1 stands at {LOCK}; the others wait: rank 0 on pc1 and ranks 2, 3 on pc2 at {SUM}"
+    )
+    assert list(run.stall.take(found)) == []
+    error = run.stall.failure()
+    assert details["what"] in error.seen.splitlines()
+    assert f"stack of rank 1 on pc1, innermost first:\n  {LOCK}" in error.seen
+    assert (error.details["host"], error.details["rank"], len(error.details["stacks"])) == ("pc1", 1, 4)
+
+
+def test_the_error_waits_a_few_seconds_for_stacks_and_does_without_those_that_do_not_come():
+    run = Run(action="stop", after_s=60)
+    run.until(60)
+    assert run.stall.suspicion == 1
+    assert run.stall.failure() is None
+    run.until(60 + EVIDENCE_S)
+    assert list(run.stall.take({})) == []
+    assert run.stall.failure().details["stacks"] == []
+
+
+def test_a_rank_that_was_stopped_is_accused_and_places_are_told_where_nobody_is(run):
+    run.until(700)
+    ((_, details),) = run.stall.take(answers(stack("", state="T"), stack(SUM)))
+    assert details["what"].startswith("rank 1 on pc1 is stopped (SIGSTOP); the others wait: ")
+    run.print(1, at=710)
+    run.until(1500)
+    assert run.stall.suspicion == 2
+    ((_, details),) = run.stall.take(answers(stack(SUM), stack(SUM)))
+    assert details == {"what": f"the ranks stand: ranks 0, 1 on pc1 and ranks 2, 3 on pc2 at {SUM}"}

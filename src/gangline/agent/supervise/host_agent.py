@@ -58,7 +58,9 @@ def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors
     folder = Path(request["folder"])
     env = {**_own_env(), **secrets, **request["env"], TAG: request["folder"]}
     if request.get("program") == "command":
-        (folder / SHIM).write_bytes(pkgutil.get_data("gangline.agent.supervise", SHIM) or b"")
+        (folder / "path").mkdir(exist_ok=True)
+        for name, place in ((SHIM, SHIM), ("rank_stacks.py", "path/sitecustomize.py")):
+            (folder / place).write_bytes(pkgutil.get_data("gangline.agent.supervise", name) or b"")
     try:
         with (folder / CONSOLE_LOG).open("ab") as console:
             child = subprocess.Popen(

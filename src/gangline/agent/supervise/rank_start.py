@@ -3,7 +3,8 @@
     python rank_start.py FOLDER PROGRAM [ARGUMENT...]
 
 A file of its own beside the host agent's, because the environment that runs it need not know gangline. What the program
-prints goes to FOLDER/rank-<r>.log, both streams in the order in which they are written.
+prints goes to FOLDER/rank-<r>.log, both streams in the order in which they are written. A Python program writes its
+stacks to FOLDER/rank-<r>.stacks when it is asked (rank_stacks.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def main(argv: List[str]) -> int:
     for stream in (1, 2):
         os.dup2(log, stream)
     _write_pid(Path(folder, f"rank-{rank}.pid"))
+    _let_say_where(folder, rank)
     try:
         os.execvp(program[0], program)  # noqa: S606  (no shell is wanted)
     except OSError as error:
@@ -39,6 +41,14 @@ def _write_pid(path: Path) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps({"pid": os.getpid(), "start_ticks": start_ticks}), encoding="ascii")
     part.replace(path)
+
+
+def _let_say_where(folder: str, rank: str) -> None:
+    own = Path(__file__).with_name("path")
+    if own.is_dir():
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{own}{os.pathsep}{before}" if before else str(own)
+        os.environ["GANGLINE_STACKS"] = f"{folder}/rank-{rank}.stacks"
 
 
 if __name__ == "__main__":

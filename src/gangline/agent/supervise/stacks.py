@@ -2,16 +2,17 @@
 
     stacks < {"request": the request of this host's host agent}
         -> {"ranks": {"<r>": {"pid", "state": one letter as in proc(5), "wchan", "phase", "step", "collectives",
-                              "stack": ["function (file:line)", ...], "where", "is_ours", "others",
+                              "stack": ["function (file:line)", ...], "where", "waits", "others",
                               "unheard": [addresses]}}}
 
-stack: of the main thread, innermost first. where: its first frame that is not in torch or threading. is_ours: that is
-one of gangline itself, as where a rank waits for others. others: how many more threads there are. unheard: places that
-do not acknowledge what was sent to them, again and again.
+stack: of the main thread, innermost first. where: its first frame that is not in torch or threading. waits: it waits
+for other ranks there, in a call of gangline itself or of torch.distributed. others: how many more threads there are.
+unheard: places that do not acknowledge what was sent to them, again and again.
 
-A rank writes its stacks to its log on SIGUSR1 (gangline.worker.rank_files). The signal goes only to ranks of our own
-worker that have said to the kernel that they take it: any other process would end by it. One that is stopped cannot
-answer, and is not asked. X in the place of the state: the process is gone.
+A rank of our own worker writes its stacks to its log on SIGUSR1 (gangline.worker.rank_files); one of the user's Python
+program writes them to a file of their own, on a signal that programs do not use (rank_stacks). The signal goes only to
+processes that have said to the kernel that they take it: any other would end by it. One that is stopped cannot answer,
+and is not asked. X in the place of the state: the process is gone.
 
 Standard library only, Python >= 3.8.
 """
@@ -45,6 +46,10 @@ THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call
 FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 TORCH = re.compile(r"/(site|dist)-packages/torch/")
 OURS = re.compile(r"/gangline/(worker|strategies)/")
+EXCHANGES = re.compile(r"/torch/distributed/")
+SIGNALS = {"worker": signal.SIGUSR1, "command": signal.SIGRTMAX - 2}
+"""By program; that of the user's own as in rank_stacks."""
+FILES = {"worker": "rank-{}.log", "command": "rank-{}.stacks"}
 THREADING = {"threading.py", "queue.py", "selectors.py"}
 CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 
@@ -70,16 +75,16 @@ class Frame(NamedTuple):
 class _Asked:
     """One rank that was asked, or could not be."""
 
-    def __init__(self, process: Process, log: Path, *, may_ask: bool) -> None:
+    def __init__(self, process: Process, folder: Path, rank: int, *, program: str) -> None:
         self._process = process
-        self._log = log
+        self._log = log = folder / FILES[program].format(rank)
         self._begin = self._size = size_bytes(log)
         self._grown_at: Optional[float] = None
         self.state = _state(process)
-        self.answers = may_ask and self.state not in STOPPED + ENDED and _takes_signal(process.pid)
+        self.answers = self.state not in STOPPED + ENDED and _takes_signal(process.pid, SIGNALS[program])
         """Whether an answer is to be waited for."""
         if self.answers:
-            send(process, signal.SIGUSR1)
+            send(process, SIGNALS[program])
 
     def is_ready(self, now: float) -> bool:
         """Whether nothing more comes, as far as one can tell."""
@@ -104,7 +109,7 @@ class _Asked:
             "collectives": phase.get("collectives"),
             "stack": [frame.words for frame in frames[:MOST_FRAMES]],
             "where": telling.words if telling else "",
-            "is_ours": telling is not None and OURS.search(telling.path) is not None,
+            "waits": telling is not None and waits(frames, telling),
             "others": max(0, num_threads - 1),
             "unheard": self._unheard(),
         }
@@ -146,14 +151,19 @@ def where(frames: List[Frame]) -> Optional[Frame]:
     return telling[0] if telling else None
 
 
+def waits(frames: List[Frame], telling: Frame) -> bool:
+    """Whether it waits for other ranks: in gangline itself, or in torch.distributed on behalf of that call."""
+    inner = frames[: frames.index(telling)]
+    return OURS.search(telling.path) is not None or any(EXCHANGES.search(frame.path) for frame in inner)
+
+
 def stacks(request: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
     """Where every rank of a request stands; ranks whose processes were never seen are not there."""
     ranks = Ranks(Path(request["rank_files"]), {int(rank) for rank in request.get("ranks", ())})
     ranks.scan(ordered=True)
-    may_ask = request.get("program", "worker") == "worker"
+    program = request.get("program", "worker")
     asked = {
-        rank: _Asked(process, ranks.folder / f"rank-{rank}.log", may_ask=may_ask)
-        for rank, process in sorted(ranks.processes.items())
+        rank: _Asked(process, ranks.folder, rank, program=program) for rank, process in sorted(ranks.processes.items())
     }
     deadline = time.monotonic() + ANSWER_S
     # All are looked at every time: it is a look that sees an answer grow.
@@ -168,10 +178,10 @@ def _state(process: Process) -> str:
     return now.state if now is not None and now.start_ticks == process.start_ticks else "X"
 
 
-def _takes_signal(pid: int) -> bool:
-    """Whether the process has a handler for SIGUSR1: before it has imported what it needs, it has none."""
+def _takes_signal(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal: before it has imported what it needs, it has none."""
     match = CAUGHT.search(read_text(f"/proc/{pid}/status") or "")
-    return match is not None and bool(int(match.group(1), 16) & 1 << (signal.SIGUSR1 - 1))
+    return match is not None and bool(int(match.group(1), 16) & 1 << (number - 1))
 
 
 def _wchan(pid: int) -> str:
