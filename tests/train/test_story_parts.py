@@ -14,14 +14,18 @@ from tests.train.tolerances import FP32
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.rotating]
 
+SMALL = {"batch": 4}
+SLOW = {"env": {"GANGLINE_SIMULATED_SLOWDOWN": 2}}
+"""Ranks that sleep between few micro-batches: a run that is to be stopped does not end before `gangline stop` is there."""
+
 
 @pytest.fixture
 def user(world, quick_python, tmp_path):
     """Somebody whose job trains every weight in parts, on two hosts with two ranks each."""
     user = make_user(tmp_path, python=quick_python)
     copy_world(world, user)
-    write_job(user, strategy="hsdp", steps=40)
-    write_cluster(user, "first", pc1={"slots": 2}, pc2={"slots": 2})
+    write_job(user, strategy="hsdp", steps=40, **SMALL)
+    write_cluster(user, "first", pc1={"slots": 2, **SLOW}, pc2={"slots": 2, **SLOW})
     write_cluster(user, "second", pc4={})
     yield user
     for row in user.runs():
@@ -54,7 +58,8 @@ def test_a_model_in_parts_goes_on_after_a_kill_and_on_one_rank(user):
 
 
 def test_layers_that_ranks_of_a_host_have_between_them_go_on_after_a_kill(user):
-    write_job(user, strategy="tp", steps=60)
+    write_job(user, strategy="tp", steps=30, **SMALL)
+    write_cluster(user, "first", pc1={"slots": 2}, pc2={"slots": 2})
     watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
     run = watching.stdout.readline().strip()
     user.wait_for_step(run, 8)
@@ -65,7 +70,7 @@ def test_layers_that_ranks_of_a_host_have_between_them_go_on_after_a_kill(user):
     assert "the ranks of every host compute each layer together" in told
     assert "rank 3 on pc2 was killed by SIGKILL" in told
     metrics = user.metrics("pc1", run)
-    assert sorted({line["step"] for line in metrics}) == list(range(1, 61))
+    assert sorted({line["step"] for line in metrics}) == list(range(1, 31))
     losses = {}
     for line in metrics:
         assert losses.setdefault(line["step"], line["loss"]) == pytest.approx(line["loss"], rel=FP32)
@@ -74,8 +79,8 @@ def test_layers_that_ranks_of_a_host_have_between_them_go_on_after_a_kill(user):
 
 
 def test_a_checkpoint_in_parts_is_lost_with_a_disk_and_used_again_once_the_part_is_back(user):
-    write_job(user, strategy="fsdp", steps=60, checkpoint={"every_steps": 5, "each_host": "part"})
-    write_cluster(user, "first", pc1={"slots": 2}, pc2={})
+    write_job(user, strategy="fsdp", steps=30, checkpoint={"every_steps": 5, "each_host": "part"}, **SMALL)
+    write_cluster(user, "first", pc1={"slots": 2, **SLOW}, pc2=SLOW)
     watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
     run = watching.stdout.readline().strip()
     user.wait_for_step(run, 7)
@@ -96,11 +101,12 @@ def test_a_checkpoint_in_parts_is_lost_with_a_disk_and_used_again_once_the_part_
     (user.folder / f"{steps[-1].name}-part-pc2").rename(back)
     user.gangline("resume", run, "--cluster", "second.yaml")
     assert user.wait_for_end(run) == "finished"
-    assert sorted({line["step"] for line in user.metrics("pc4", run)}) == list(range(1, 61))
+    assert sorted({line["step"] for line in user.metrics("pc4", run)}) == list(range(1, 31))
 
 
 def test_two_pipelines_over_4_bits_go_on_after_a_kill(user):
-    write_job(user, strategy={"kind": "pipeline", "replicas": 2}, steps=80, method={"kind": "qlora", "rank": 4})
+    method = {"kind": "qlora", "rank": 4}
+    write_job(user, strategy={"kind": "pipeline", "replicas": 2}, steps=30, method=method, batch=6)
     write_cluster(user, "first", pc1={}, pc2={"slots": 3})
     watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
     run = watching.stdout.readline().strip()
@@ -109,10 +115,10 @@ def test_two_pipelines_over_4_bits_go_on_after_a_kill(user):
     os.kill(record["pid"], signal.SIGKILL)
     assert user.wait_for_end(run) == "finished"
     told = watching.communicate()[1]
-    assert re.search(r"of 12 micro-batches \d+ through pc1 1, pc2 1; \d+ through pc2 1\+1 \(layers\)", told)
+    assert re.search(r"of 6 micro-batches \d+ through pc1 1, pc2 1; \d+ through pc2 1\+1 \(layers\)", told)
     assert "rank 3 on pc2 was killed by SIGKILL" in told
     metrics = user.metrics("pc1", run)
-    assert sorted({line["step"] for line in metrics}) == list(range(1, 81))
+    assert sorted({line["step"] for line in metrics}) == list(range(1, 31))
     losses = {}
     for line in metrics:  # steps that were done again came to what they came to before
         assert losses.setdefault(line["step"], line["loss"]) == pytest.approx(line["loss"], rel=FP32)
@@ -124,7 +130,7 @@ def test_two_pipelines_over_4_bits_go_on_after_a_kill(user):
 def test_zero_goes_on_after_a_kill_and_leaves_as_any_other(user):
     config = {"zero_optimization": {"stage3_param_persistence_threshold": 0}, "bf16": {"enabled": "auto"}}
     (user.folder / "ds.json").write_text(json.dumps(config))
-    write_job(user, strategy={"kind": "zero-3", "offload": "optimizer", "deepspeed": "ds.json"}, steps=30)
+    write_job(user, strategy={"kind": "zero-3", "offload": "optimizer", "deepspeed": "ds.json"}, steps=30, **SMALL)
     write_cluster(user, "first", pc1={}, pc2={})
     watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
     run = watching.stdout.readline().strip()
