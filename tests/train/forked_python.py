@@ -2,12 +2,12 @@
 
     write_cluster(user, "two", pc1={"python": str(zygote.python)}, ...)
 
-`zygote.python` is a small program in the place of a Python. It hands `-m gangline.worker ...` and `-m
-torch.distributed.run ...` to the zygote, with its environment, folder and standard streams, and waits: the zygote forks
-a process that does the work. The program passes signals on, and ends as that process ends. Where the program is killed,
-the zygote kills the process. torchrun starts its ranks with this program again (PYTHON_EXEC). The real Python does
-everything else. Beside it is a `gangline` that takes the program for its own Python, so that what it starts on this
-computer is as quick.
+`zygote.python` is a small program in the place of a Python. It hands `-m gangline.worker ...`,
+`-m gangline.worker.trace ...` and `-m torch.distributed.run ...` to the zygote, with its environment, folder and
+standard streams, and waits: the zygote forks a process that does the work. The program passes signals on, and ends as
+that process ends. Where the program is killed, the zygote kills the process. torchrun starts its ranks with this
+program again (PYTHON_EXEC). The real Python does everything else. Beside it is a `gangline` that takes the program for
+its own Python, so that what it starts on this computer is as quick.
 
 The parent of such a process is the zygote, and its environment as /proc shows it is the zygote's: what looks for
 processes of a run finds the program. The story of tests/lab/test_story.py takes the real Python for everything.
@@ -29,6 +29,7 @@ from pathlib import Path
 from tests.train.messages import receive, send
 
 WORKER = "gangline.worker"
+TRACE = "gangline.worker.trace"
 TORCHRUN = "torch.distributed.run"
 _MOST_DESCRIPTORS = 4096
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +43,7 @@ if words[:1] == ["-u"]:  # so torchrun starts its ranks
     os.environ["PYTHONUNBUFFERED"] = words.pop(0)
 if words[:2] == ["-m", {torchrun!r}] or words[:3] == ["-m", {worker!r}, "launch"]:
     os.environ["PYTHON_EXEC"] = sys.argv[0]
-if words[:1] != ["-m"] or words[1] not in {{{worker!r}, {torchrun!r}}}:
+if words[:1] != ["-m"] or words[1] not in {{{worker!r}, {trace!r}, {torchrun!r}}}:
     os.execv(python, [python, *words])
 import signal, socket
 sys.path.append({folder!r})
@@ -83,7 +84,8 @@ def write_program(folder: Path, address: str) -> Path:
     """The program, which finds the zygote at this address, and `gangline` beside it."""
     path = folder / "python"
     here = str(Path(__file__).parent)
-    words = {"python": sys.executable, "worker": WORKER, "torchrun": TORCHRUN, "folder": here, "address": address}
+    modules = {"worker": WORKER, "trace": TRACE, "torchrun": TORCHRUN}
+    words = {"python": sys.executable, **modules, "folder": here, "address": address}
     for file, text in ((path, _PROGRAM), (path.with_name("gangline"), _GANGLINE)):
         file.write_text(text.format(**words, program=str(path)), encoding="utf-8")
         file.chmod(0o755)

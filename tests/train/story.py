@@ -116,7 +116,7 @@ class User:
         return row
 
     def _on_disk(self, run: str) -> dict:
-        """Step and phase of a run, as its newest files say; `ps` takes half a second of a core to say the same."""
+        """Step and phase of a run, as its newest files say."""
         steps = self._newest(run, "metrics.jsonl").splitlines(keepends=True)
         whole = [json.loads(line) for line in steps if line.endswith("\n")]
         state = json.loads(self._newest(run, "state.json") or '{"phase": "preparing"}')
@@ -130,6 +130,17 @@ class User:
         found = [root / "runs" / run / name for root in (self.home, *(self.home / "hosts").glob("*"))]
         there = [path for path in found if path.exists()]
         return max(there, key=lambda path: path.stat().st_mtime_ns).read_text() if there else ""
+
+    def recorded(self) -> list[str]:
+        """The runs that have a record here; without a process, where `ps` takes half a second of a core."""
+        return sorted(folder.name for folder in (self.home / "runs").glob("*"))
+
+    def end_runs(self) -> list[str]:
+        """End whatever still runs; what that was."""
+        left = [run for run in self.recorded() if self._on_disk(run)["phase"] not in ENDED]
+        for run in left:
+            self.gangline("stop", "--now", run, code=None)
+        return left
 
     def at_host(self, host: str, run: str) -> Path:
         """The run's directory on a host."""

@@ -24,7 +24,6 @@ from tests.train.story import (
 
 pytestmark = pytest.mark.timeout(400)
 
-ENDED = {"finished", "stopped", "failed"}
 FEW_STEPS = {"data": {"train": "corpus.jsonl", "sequence_length": 32}, "checkpoint": {"every_steps": 2}}
 
 
@@ -37,11 +36,7 @@ def somebody(folder: Path, world: Path, python: Path) -> Iterator[User]:
     try:
         yield user
     finally:
-        # most are refused before there is a run, and `ps` would take longer than all the rest
-        if (user.home / "runs").exists():
-            left = [row["id"] for row in user.runs() if row["phase"] not in ENDED]
-        for run in left:
-            user.gangline("stop", "--now", run, code=None)
+        left = user.end_runs()
     assert left == []
     assert user.wait_until_quiet() == []
 
@@ -68,9 +63,10 @@ def test_the_canary_sings(tmp_path):
 
 
 def refused(user: User, *words: str, code: int = 2) -> Said:
-    """`gangline train job.yaml ...`, which must say what is wrong in three parts and start nothing."""
+    """`gangline train job.yaml ...`, which must say what is wrong in three parts, start nothing and leave no run."""
     said = user.gangline("train", "job.yaml", *words, code=code)
     assert said.out.strip() == ""
+    assert user.recorded() == []
     assert_three_parts(said)
     return said
 
@@ -100,7 +96,6 @@ def test_words_that_are_off(user, changes, words):
     write_job(user, **changes)
     said = refused(user)
     assert all(word in said.err for word in words), said.err
-    assert user.runs() == []
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
@@ -108,13 +103,12 @@ def test_a_job_file_that_is_missing(user, command):
     said = user.gangline(command, "job.yaml", code=2)
     assert_three_parts(said)
     assert "job.yaml" in said.err
-    assert user.runs() == []
+    assert user.recorded() == []
 
 
 def test_a_cluster_file_that_is_missing(user):
     write_job(user)
     assert "none.yaml" in refused(user, "--cluster", "none.yaml").err
-    assert user.runs() == []
 
 
 # --- files

@@ -34,12 +34,13 @@ def with_script(part: HostRequest) -> HostRequest:
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(quick_python, tmp_path):
     started = []
 
     def _start(program=None):
         low, high = map(int, own_ports().split("-"))
         cluster = replace(cluster_of(tmp_path, "pc1", "pc2"), ports=(low, high))
+        cluster = replace(cluster, hosts=tuple(replace(host, python=str(quick_python)) for host in cluster.hosts))
         ranks = tuple(GangRank(host=host, share=1) for host in ("pc1", "pc1", "pc2"))
         gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks)
         port = free_port(cluster, LocalTransport(cluster.head))

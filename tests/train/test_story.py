@@ -36,9 +36,7 @@ def user(world, quick_python, tmp_path_factory):
     write_cluster(user, "three", **THREE)
     write_cluster(user, "two", pc2={"share": 1}, pc4={"share": 1})
     yield user
-    for row in user.runs():
-        if row["phase"] not in {"finished", "stopped", "failed"}:
-            user.gangline("stop", "--now", row["id"], code=None)
+    user.end_runs()
 
 
 @dataclass(frozen=True, kw_only=True)

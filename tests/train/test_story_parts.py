@@ -28,9 +28,7 @@ def user(world, quick_python, tmp_path):
     write_cluster(user, "first", pc1={"slots": 2, **SLOW}, pc2={"slots": 2, **SLOW})
     write_cluster(user, "second", pc4={})
     yield user
-    for row in user.runs():
-        if row["phase"] not in {"finished", "stopped", "failed"}:
-            user.gangline("stop", "--now", row["id"], code=None)
+    user.end_runs()
 
 
 def test_a_model_in_parts_goes_on_after_a_kill_and_on_one_rank(user):

@@ -18,9 +18,7 @@ def user(world, quick_python, tmp_path):
     write_cluster(user, "first", pc1={"share": 3}, pc2={"share": 1, "env": {"GANGLINE_SIMULATED_SLOWDOWN": 20}})
     write_cluster(user, "second", pc2={}, pc4={})
     yield user
-    for row in user.runs():
-        if row["phase"] not in {"finished", "stopped", "failed"}:
-            user.gangline("stop", "--now", row["id"], code=None)
+    user.end_runs()
 
 
 def test_rounds_are_planned_stopped_at_their_end_and_go_on_on_other_hosts(user):

@@ -18,9 +18,7 @@ def user(world, quick_python, tmp_path):
     write_cluster(user, "two", pc1=slow, pc2=slow)
     write_cluster(user, "fast", pc1={}, pc2={})
     yield user
-    for row in user.runs():
-        if row["phase"] not in {"finished", "stopped", "failed"}:
-            user.gangline("stop", "--now", row["id"], code=None)
+    user.end_runs()
 
 
 def records(user, run):
