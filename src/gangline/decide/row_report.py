@@ -165,8 +165,10 @@ class Lengths:
         if _is_text(job) or self.longest <= limit:
             return
         rule = {"fail": "cannot be used", "drop": "are dropped"}.get(job.data.overlong, "are truncated")
-        more = f"more than {limit} tokens and {rule}"
-        yield f"longer     {longer} of {self.of} have {more}; the longest has {self.longest}"
+        of = f"{longer} of {self.of}"
+        if not longer:  # they are so few that the sample has none
+            of = f"at least {sum(length > limit for length, _ in self.prompts)} of all rows"
+        yield f"longer     {of} have more than {limit} tokens and {rule}; the longest has {self.longest}"
         dropped = sum(prompt >= limit for length, prompt in self.prompts if length > limit)
         if dropped and job.data.overlong not in {"fail", "drop"}:
             least = "" if self.is_whole else "at least "

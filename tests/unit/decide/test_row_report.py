@@ -260,6 +260,39 @@ def test_a_length_that_the_job_says_stays_and_rows_that_do_not_fit_are_dropped_a
     assert "1 of these: the prompt alone fills the sample" in said
 
 
+def test_rows_that_are_too_long_are_told_though_none_of_the_rows_that_are_spread_evenly_is(tmp_path: Path) -> None:
+    job = Job(**{**vars_of(job_of(tmp_path, [GOOD] * 2000, sequence_length=64)), "open": ()})
+    job, report = settled(job, [(40, 20, True), (90, 30, False), (80, 30, False), (64, 30, False)])
+    said = "\n".join(report.lines(job))
+    assert "longer     at least 2 of all rows have more than 64 tokens and are truncated; the longest has 90" in said
+
+
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a computer with `pip install gangline` alone."""
+    monkeypatch.setattr("gangline.decide.row_report.importlib.util.find_spec", lambda _name: None)
+
+
+def test_without_packages_here_a_python_of_this_computer_looks_and_none_of_another_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_packages(monkeypatch)
+    asked: list[str] = []
+
+    def ask(host: Host, _verb: str, _asked: Mapping[str, Any]) -> dict[str, Any]:
+        asked.append(host.name)
+        return seen([(40, 20, True)])(host, _verb, _asked)
+
+    deps, job = Dependencies(ask_look=ask), job_of(tmp_path, [GOOD])
+    there = Host(name="far", workdir="/x", python="/far/python", transport="ssh")
+    here = Host(name="near", workdir="/x", python="/near/python", transport="local")
+    report = with_lengths(look_at_rows(job, (there,), deps), job, (there,), deps)
+    assert asked == []
+    assert "tokens     not looked at: no Python of this computer has the packages" in "\n".join(report.lines(job))
+    report = with_lengths(look_at_rows(job, (there, here), deps), job, (there, here), deps)
+    assert asked == ["near"]
+    assert report.lengths is not None
+
+
 def test_a_start_stops_where_no_row_fits_and_where_the_job_wants_every_row_to(tmp_path: Path) -> None:
     job = Job(**{**vars_of(job_of(tmp_path, [GOOD], sequence_length=64)), "open": ()})
     with pytest.raises(DataError, match="no token to learn") as caught:
