@@ -43,8 +43,8 @@ same_everywhere = Adder(RULES, differing_by)
     "E-SW-01",
     title="{names} not installed",
     meaning="no rank can start there",
-    fix="on this computer: gangline setup; on another one: `environment: locked` in cluster.yaml; "
-    "or in that environment: pip install 'gangline[train]'",
+    fix="on this computer: gangline setup (or name other hosts: gangline init HOST ...); on another one: "
+    "`environment: locked` in cluster.yaml; or in that environment: pip install 'gangline[train]'",
 )
 def _missing(facts: HostFacts, host: Host) -> Iterator[Evidence]:
     """Our own code is brought to hosts over SSH, and found there before any other."""
