@@ -200,8 +200,8 @@ def option_job(
     folder: str, options: dict, *, add=(), begun: str = "", optimizer: dict | None = None, schedule=None, **words
 ) -> Job:
     """A job of any options, optimizer and schedule. begun: the name of an adapter, written here, that it goes on with."""
-    tokens = add or "added" in options.get("train_tokens", ())
-    job = token_job(folder, options, add, **words) if tokens else job_of(options, folder=folder, **words)
+    named = add or any(isinstance(each, str) for each in options.get("train_tokens", ()))
+    job = token_job(folder, options, add, **words) if named else job_of(options, folder=folder, **words)
     if begun:
         place = Path(folder) / begun
         if dist.get_rank() == 0 and not place.is_dir():
