@@ -96,9 +96,16 @@ def pythons() -> List[str]:
     folders = [*filter(None, os.environ.get("PATH", "").split(os.pathsep)), "/usr/local/bin", "/opt/conda/bin"]
     if home := os.environ.get("HOME"):
         folders += [f"{home}/{name}/bin" for name in ("miniconda3", "anaconda3", "miniforge3", ".local")]
-    paths = [path for folder in folders for path in sorted(Path(folder).glob("python3*"))]
+    paths = [path for folder in folders for each in _behind(folder) for path in sorted(each.glob("python3*"))]
     found: Dict[str, str] = {}
     for path in [*paths, *([Path(sys.executable)] if sys.executable else [])]:
         if (PYTHON_NAME.fullmatch(path.name) or path not in paths) and os.access(path, os.X_OK):
             found.setdefault(os.path.realpath(path), str(path))
     return sorted(found.values())[:30]
+
+
+def _behind(folder: str) -> List[Path]:
+    """The folder; of pyenv's shims, which start dozens of shells each, those of the Pythons that they stand for."""
+    path = Path(folder)
+    versions = path.parent / "versions"
+    return sorted(versions.glob("*/bin")) if path.name == "shims" and versions.is_dir() else [path]
