@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gangline.config.document import read_value
+from gangline.config.document import looks_like_hostfile, read_value
 from gangline.config.foreign import ForeignKind, kind_of, kind_of_text
 from gangline.config.load import job_mistakes, read_text, read_values
 from gangline.config.mistakes import Mistake, quote
@@ -94,6 +94,12 @@ class Moved:
 def recognise(path: Path) -> ForeignKind:
     """The kind of a foreign file. Raises SpecError for one that is unknown, or ours."""
     text = read_text(path, kind="foreign")
+    if looks_like_hostfile(text, named_yaml=True):
+        raise SpecError(
+            str(path),
+            seen="a hostfile, which needs no conversion",
+            fix=f"gangline init --hostfile {path}",
+        )
     kind = kind_of_text(text) or kind_of(read_values(path, kind="foreign"))
     if kind is None:
         raise SpecError(

@@ -77,3 +77,9 @@ def test_a_part_of_a_job_says_what_to_add_and_the_report_follows_the_command_lin
     assert row.split(maxsplit=3) == ["dropped", "fp16.enabled", "true", "the command line says precision=bf16"]
     assert main([*command, "model=./llama", "data.train=rows.jsonl"]) == 0
     assert "precision: bf16" in (folder / "job.yaml").read_text()
+
+
+def test_a_hostfile_needs_no_conversion(folder, capsys):
+    (folder / "hostfile").write_text("node1 slots=8\nnode2 slots=8\n")
+    assert main(["convert", "hostfile"]) == 2
+    assert "gangline init --hostfile hostfile" in capsys.readouterr().err
