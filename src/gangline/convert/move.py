@@ -291,8 +291,13 @@ def require_whole(moved: Moved, asked: MoveQuestion) -> None:
         raise UsageError(
             f"{asked.files[0]} was not converted: {len(names)} of its keys change numbers and have no counterpart",
             seen=", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else ""),
-            fix=f"say it in a key of the job (KEY=VALUE), or give one up: --leave-out {names[0]}",
+            fix=f"say it in a key of the job ({_settling(moved.made.refused[0])}), "
+            f"or give one up: --leave-out {names[0]}",
         )
+
+
+def _settling(each: KeyVerdict) -> str:
+    return f"{each.outcome.settled_by[0]}=VALUE" if each.outcome.settled_by else "KEY=VALUE"
 
 
 def write(moved: Moved, asked: MoveQuestion, *, force: bool) -> None:

@@ -68,13 +68,15 @@ def test_a_part_of_a_job_says_what_to_add_and_the_report_follows_the_command_lin
     (folder / "ds.json").write_text(
         '{"fp16": {"enabled": true}, "zero_optimization": {"stage": 3}, "train_batch_size": 8}'
     )
-    command = ["convert", "ds.json", "--world-size", "4", "precision=bf16"]
+    assert main(["convert", "ds.json", "--world-size", "4"]) == 2
+    assert "say it in a key of the job (precision.compute=VALUE)" in capsys.readouterr().err
+    command = ["convert", "ds.json", "--world-size", "4", "precision.compute=bf16"]
     assert main(command) == 2
     said = capsys.readouterr()
     assert "ds.json is a part of a job: it lacks the model, the rows" in said.err
     assert "add to the command: model=./llama data.train=rows.jsonl" in said.err
     (row,) = [line for line in said.out.splitlines() if "fp16.enabled" in line]
-    assert row.split(maxsplit=3) == ["dropped", "fp16.enabled", "true", "the command line says precision=bf16"]
+    assert row.split(maxsplit=3) == ["dropped", "fp16.enabled", "true", "the command line says precision.compute=bf16"]
     assert main([*command, "model=./llama", "data.train=rows.jsonl"]) == 0
     assert "precision: bf16" in (folder / "job.yaml").read_text()
 
