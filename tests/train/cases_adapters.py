@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,15 @@ from transformers import AutoModelForCausalLM, get_scheduler
 
 from gangline.errors import GanglineError
 from gangline.optimizers import OPTIMIZERS
+from gangline.planner.config import read_architecture
+from gangline.planner.states import quantised_bytes, whole_share
+from gangline.planner.training import Training
 from gangline.runs.job import Job, MethodJob, ModelJob, OptimizerJob, ScheduleJob, TokensJob
 from gangline.worker.adapters import lora_config, round_saved
 from gangline.worker.export import export
 from gangline.worker.model import base_of, load_model, saved_weights
 from gangline.worker.progress import restore
+from gangline.worker.quantised import PACKED, QuantisedExperts, QuantisedLinear
 from tests.train import cases_contract, tiny
 from tests.train.cases_export import logits, relative, stranger
 from tests.train.small import (
@@ -62,7 +67,7 @@ def job_of(
 ) -> Job:
     """A job with these options of its method, over stored weights; AdamW without anything around it."""
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    shape = {"experts": "target_parameters" in options, "layers": layers, "width": width}
+    shape = {"experts": bool({"target_parameters", "quantise_experts"} & {*options}), "layers": layers, "width": width}
     return replace(
         make_job(precision=precision, steps=steps, **changes),
         model=ModelJob(path=stored_model(folder, tied=tied, **shape)),
@@ -124,6 +129,57 @@ def by_peft_too(config: dict, scheduler=None, **words):
     theirs = by_peft(job, LoraConfig(**config), num_tokens=num_tokens, scheduler=scheduler)
     rows = base_of(session.model).get_input_embeddings().weight.shape[0]
     return {"alone": [loss for _, loss, _ in alone.steps], "peft": theirs, "rows": rows}
+
+
+def over_what_few_bits_stand_for(folder: str, options: dict, config: dict):
+    """Losses of one process over quantised experts, and by peft over a plain model of the unpacked weights.
+
+    Further: bytes of frozen weights, those that a plan counts, numbers left in the tensors of experts after a step, and
+    how far weights are from what they were before they were quantised.
+    """
+    job = replace(job_of(options, folder=folder, precision="fp32", batch=4), activation_checkpointing=True)
+    session = make_session(job, make_world([10], rank=0, strategy="single"), num_evaluation=0)
+    core = base_of(session.model)
+    plain = AutoModelForCausalLM.from_pretrained(job.model.path, dtype=torch.float32)
+    weights, rounded = dict(plain.named_parameters()), []
+    for name, part in core.named_modules():
+        if isinstance(part, QuantisedLinear):
+            place = name.replace(".base_layer", "").replace(PACKED, "")
+            weight = weights[place if isinstance(part, QuantisedExperts) else f"{place}.weight"]
+            made = part.unpack(part.weight, part.scales)
+            rounded.append(
+                (isinstance(part, QuantisedExperts), float(((made - weight).norm() / weight.norm()).detach()))
+            )
+            weight.data.copy_(made)
+    other = Path(folder) / f"unpacked-{job.method.bits}-{len(options)}"
+    plain.save_pretrained(other)
+    frozen = [each for name, each in core.named_parameters() if ".lora_" not in name]
+    held = sum(
+        each.nbytes
+        for each in (*frozen, *(each for name, each in core.named_buffers() if name.endswith("outer_scales")))
+    )
+    _, alone = run_loop(session)
+    left = sum(each.numel() for name, each in core.named_parameters() if name.endswith(("gate_up_proj", "down_proj")))
+    words = {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM", **config}
+    by_hand = by_peft(replace(job, model=ModelJob(path=str(other))), LoraConfig(**words))
+    return {
+        "alone": [loss for _, loss, _ in alone.steps],
+        "peft": by_hand,
+        "rounded": rounded,
+        "held": held,
+        "planned": planned_bytes(job),
+        "left": left,
+    }
+
+
+def planned_bytes(job: Job) -> int:
+    """Frozen weights of a rank that has all of them, as a plan counts them."""
+    architecture = read_architecture(json.loads((Path(job.model.path) / "config.json").read_text(encoding="utf-8")))
+    extras = ("method.quantise_experts",)
+    training = Training(
+        method="qlora", bits=job.method.bits, micro_batch=1, sequence_length=8, compute="fp32", extras=extras
+    )
+    return sum(quantised_bytes(whole_share(architecture), training))
 
 
 def divided(folder: str, options: dict, gang: dict, tied: bool = False, steps: int = 4, **how):

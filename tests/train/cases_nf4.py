@@ -36,16 +36,16 @@ def layers(dtypes, device: str = "cpu"):
     for dtype in (getattr(torch, name) for name in dtypes):
         torch.manual_seed(0)
         stored = torch.float32 if dtype is torch.float64 else dtype
-        linear = nn.Linear(96, 40).to(stored)
-        own = bitsandbytes.nn.Linear4bit(96, 40, compute_dtype=dtype, quant_type="nf4").to(stored)
+        linear = nn.Linear(128, 40).to(stored)
+        own = bitsandbytes.nn.Linear4bit(128, 40, compute_dtype=dtype, quant_type="nf4").to(stored)
         own.load_state_dict({"weight": linear.weight, "bias": linear.bias})
         core = nn.Sequential(nn.ModuleList([nn.Sequential(linear)]))
         kept = linear.weight.detach().clone()
-        with patch.object(nf4, "PIECE", 1024):  # in four pieces
+        with patch.object(nf4, "PIECE", 1024):  # in five pieces
             quantise(core, core[0], MethodJob(kind="qlora"), compute=dtype, device=device)
         ours = core.to(device)[0][0][0]
         kept = kept.to(device)
-        value = torch.randn(3, 5, 96, dtype=dtype, device=device, requires_grad=True)
+        value = torch.randn(3, 5, 128, dtype=dtype, device=device, requires_grad=True)
         plain = value.detach().clone().requires_grad_()
         weight = ours.unpack(ours.weight, ours.scales)
         for product in (ours(value), nn.functional.linear(plain, weight, ours.bias.to(dtype))):

@@ -65,6 +65,29 @@ def test_tensors_of_experts_are_trained_as_by_peft(pool, folder):
     assert worst(found["alone"], found["peft"]) <= FP32
 
 
+@pytest.mark.parametrize(("bits", "trained"), [(4, True), (4, False), (8, True)])
+def test_quantised_experts_are_trained_as_by_peft_over_the_weights_that_they_stand_for(pool, folder, bits, trained):
+    config = {"target_modules": EXPERTS["targets"]}
+    options = {"kind": "qlora", "bits": bits, "quantise_experts": True, "targets": EXPERTS["targets"]}
+    if trained:
+        options |= {"target_parameters": EXPERTS["target_parameters"]}
+        config |= {"target_parameters": EXPERTS["target_parameters"]}
+    found = pool(1).run(cases_adapters.over_what_few_bits_stand_for, folder=folder, options=options, config=config)[0]
+    assert worst(found["alone"], found["peft"]) <= FP32
+    experts = [off for is_expert, off in found["rounded"] if is_expert]
+    assert len(experts) == 4  # two tensors in each of two layers
+    assert 0 < min(experts) <= max(experts) < (0.12 if bits == 4 else 0.01)
+    assert found["held"] == pytest.approx(found["planned"], rel=0.01)  # without tables of 256 values
+    assert found["left"] == 0
+
+
+def test_quantised_experts_over_uneven_ranks_are_those_of_one_process(pool, folder):
+    options = {**EXPERTS, "kind": "qlora", "quantise_experts": True}
+    how = {"gang": UNEVEN, "precision": "fp32", "steps": 20, "activation_checkpointing": True}
+    found = pool(3).run(cases_adapters.divided, folder=folder, options=options, **how)[0]
+    assert worst(found["split"], found["alone"]) <= FP32
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "zero-1"])
 def test_tensors_of_experts_and_rows_of_tokens_are_trained_on_every_split(pool, folder, kind):
     words = {"options": {**EXPERTS, "train_tokens": [5, 7]}, "precision": "fp32"}

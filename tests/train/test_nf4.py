@@ -16,8 +16,8 @@ def test_a_layer_computes_with_what_bitsandbytes_makes_of_the_weight(pool):
         assert layer["forward"]
         assert layer["backward"]
         assert 0.05 < layer["off"] < 0.11  # normal float of 4 bits over weights that are spread evenly
-        assert layer["bytes"] == 40 * 96 // 2 + 40 * 96 // 64
-        assert layer["stands for"] == 40 * 96 + 40
+        assert layer["bytes"] == 40 * 128 // 2 + 40 * 128 // 64
+        assert layer["stands for"] == 40 * 128 + 40
 
 
 def check_rows(layers):

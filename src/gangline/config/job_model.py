@@ -185,6 +185,9 @@ class MethodWords(Section):
     bits: Literal[4, 8] = 4
     """Of the frozen weights (qlora). 4: NF4 with scales that are quantised in their turn, by bitsandbytes; 8: whole
     numbers with one scale for each row, twice the memory and a tenth of the rounding."""
+    quantise_experts: bool = False
+    """Whether experts that lie in tensors of three dimensions are quantised, too (qlora, with
+    `activation_checkpointing`, without which autograd would keep the unpacked ones of all layers)."""
     rank: Count = 16
     """Rank of the adapters (lora, qlora)."""
     alpha: Positive = 32.0
@@ -225,8 +228,8 @@ class MethodWords(Section):
     target_parameters: Annotated[list[ModuleName], OneOrMore()] = Field(
         default=[], examples=[["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]]
     )
-    """Ends of names of weights that get an adapter though they are no linear's, such as tensors of experts (lora).
-    Where `targets` is left out, nothing else gets one."""
+    """Ends of names of weights that get an adapter though they are no linear's, such as tensors of experts (lora, and
+    qlora with `quantise_experts`). Where `targets` is left out, nothing else gets one."""
 
 
 class SpecialTokenWords(Section):

@@ -191,6 +191,24 @@ def _check_kind(checked: Checked[JobWords]) -> None:
             fix="write `kind: qlora`, or delete bits",
             reads=(("method", "kind"),),
         )
+    if method.quantise_experts and method.kind != "qlora":
+        checked.report(
+            ("method", "quantise_experts"),
+            seen=f"true, but frozen weights are as they are (kind: {method.kind})"
+            if method.kind == "lora"
+            else "true, but every weight is trained (kind: full)",
+            expected="quantise_experts with kind: qlora only",
+            fix="write `kind: qlora`, or delete quantise_experts",
+            reads=(("method", "kind"),),
+        )
+    elif method.quantise_experts and not checked.words.activation_checkpointing:
+        checked.report(
+            ("method", "quantise_experts"),
+            seen="true, without activation_checkpointing",
+            expected="recomputation: backward would keep the unpacked experts of all layers",
+            fix="set `activation_checkpointing: true`, or delete quantise_experts",
+            reads=(("activation_checkpointing",),),
+        )
 
 
 def _check_targets(checked: Checked[JobWords]) -> None:

@@ -135,6 +135,29 @@ def _bits(bits: int) -> Rule:
     return rule
 
 
+def _experts(_value: Any, foreign: Foreign) -> Outcome:
+    """Every tensor of experts, by the same NF4 as linears; of 8 bits in rows with one scale each."""
+    kind = _adapter_kind(foreign)
+    if kind["method.kind"] != "qlora":
+        return refused(f"{lacks.EXPERTS}: of a model that is not loaded in few bits")
+    if not _recomputes(foreign):
+        return refused(f"{lacks.EXPERTS}: without recomputation", settled_by=("activation_checkpointing",))
+    job = {"method.quantise_experts": True}
+    return equivalent(job, EIGHT_BITS) if kind["method.bits"] == 8 else same(job)
+
+
+def _recomputes(foreign: Foreign) -> bool:
+    return any(
+        foreign.says(key)
+        for key in (
+            "gradient_checkpointing",
+            "activation_offloading",
+            "fsdp_config.activation_checkpointing",
+            "fsdp_config.fsdp_activation_checkpointing",
+        )
+    )
+
+
 def _of_adapter(rule: Rule) -> Rule:
     """A key that says something where there is an adapter."""
     return lambda value, foreign: dropped("no adapter") if is_off(foreign.get("adapter")) else rule(value, foreign)
@@ -500,7 +523,7 @@ METHOD: Mapping[str, Rule] = {
     "bnb_config_kwargs.*": refuse(lacks.QUANTISED_MODEL),
     "gptq": off_or(lacks.QUANTISED_MODEL),
     **each(drop("of GPTQ only"), "gptq_groupsize gptq_model_v1 gptq_disable_exllama"),
-    "quantize_moe_experts": _of_adapter(off_or(lacks.EXPERTS)),
+    "quantize_moe_experts": _of_adapter(where_on(_experts)),
     "lora_r": _of_adapter(number_to("method.rank")),
     "lora_alpha": _of_adapter(number_to("method.alpha")),
     "lora_dropout": _of_adapter(number_to("method.dropout")),

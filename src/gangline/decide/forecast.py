@@ -514,7 +514,8 @@ def _require_method(query: PlanQuery) -> None:
     raise UsageError(
         f"method: gangline train cannot do {query.training.method} with {model}",
         seen=f"{seen}, which would stay as they are",
-        fix="write method: lora, with strategy: hsdp or fsdp if no device holds the model",
+        fix=("add quantise_experts: true below method:, or " if experts else "")
+        + "write method: lora, with strategy: hsdp or fsdp if no device holds the model",
     )
 
 

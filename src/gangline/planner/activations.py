@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass, field, replace
 
 from gangline.planner.architecture import Architecture, Layer, Linear, adapted
+from gangline.planner.states import packs_experts
 from gangline.planner.training import BYTES, Training
 
 # What autograd keeps, operation by operation: a tape of sizes.
@@ -496,7 +497,8 @@ class Block:
         numbers = int(layer.fused_weights * part)
         merged = numbers * self.compute if self._merges() else 0
         cast = numbers * self.compute if self.full and self.autocast else 0
-        self.tape.copy_weights(merged + cast, cached=False)
+        unpacked = numbers * self.compute if packs_experts(self.training) else 0
+        self.tape.copy_weights(merged + cast + unpacked, cached=False)
         scratch = numbers * self._gradient_scratch() if self.full else merged
         keeps = (routed,) if self.full else ()
         both = self.tape.apply(routed, numbers=2 * width, keeps=keeps, scratch_bytes=scratch)

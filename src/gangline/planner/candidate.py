@@ -24,6 +24,7 @@ from gangline.planner.speed import (
     step_time,
     works_of,
 )
+from gangline.planner.states import packs_experts
 from gangline.planner.traffic import CollectiveBackend, Traffic, traffic
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.gang import shares_by_time, split_whole, whole_count
@@ -395,8 +396,9 @@ def _equal(seconds: Sequence[float]) -> tuple[float, ...]:
 
 
 def builds_method(training: Training, architecture: Architecture) -> bool:
-    """Whether gangline's own trainer can do it with such a model: it quantises linears, and no other weights."""
-    return training.method != "qlora" or not unpackable(architecture)
+    """Whether gangline's own trainer can do it with such a model: it quantises linears, and experts where asked."""
+    left = unpackable(architecture)
+    return training.method != "qlora" or not left or (left == "experts" and packs_experts(training))
 
 
 def lacking(strategy: PlannedStrategy, training: Training, architecture: Architecture) -> Violation | None:

@@ -16,7 +16,17 @@ from gangline.catalog.gpu_specs import GpuSpec
 from gangline.optimizers import OPTIMIZERS
 from gangline.planner.activations import residual_width
 from gangline.planner.architecture import Architecture, Layer, adapted
-from gangline.planner.traffic import Exchange, Fabric, LinkModel, Traffic, exchange_s, linear_bytes, trained_weights
+from gangline.planner.states import packs_experts
+from gangline.planner.traffic import (
+    NF4_BYTES,
+    Exchange,
+    Fabric,
+    LinkModel,
+    Traffic,
+    exchange_s,
+    linear_bytes,
+    trained_weights,
+)
 from gangline.planner.training import BYTES, PlannedStrategy, Training
 from gangline.runs.formulas import Window
 
@@ -234,6 +244,9 @@ def uncalibrated(
     passes = 3 if training.checkpointing else 2
     quantised = architecture.linear_weights if training.method == "qlora" else 0
     packed = sum(layer.count * linear_bytes(layer, training) for layer in architecture.layers) if quantised else 0.0
+    if packs_experts(training):
+        quantised += architecture.expert_weights
+        packed += architecture.expert_weights * (1 if training.bits == 8 else NF4_BYTES)
     plain = architecture.num_parameters - quantised
     weights = packed + plain * BYTES[training.compute]
     optimizer = trained_weights(architecture, training) * BYTES[training.parameters]

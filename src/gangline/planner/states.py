@@ -212,17 +212,25 @@ def _is_nested(training: Training) -> bool:
     return training.bits == 4 and training.double_quant
 
 
+def packs_experts(training: Training) -> bool:
+    """Whether experts in tensors of three dimensions have few bits (qlora with `quantise_experts`)."""
+    return "method.quantise_experts" in training.extras
+
+
 def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
     """Weights of 4 or 8 bits, their scales, and what stays as it is: tables, norms, biases, fused experts."""
     stack, compute = training.stack, BYTES[training.compute]
     head = share.num_head if stack.quantises_head else 0
-    packed = share.num_linear + head + (share.num_experts if stack.expert_modules else 0)
-    experts = 0 if stack.expert_modules else share.num_experts * compute
+    packs = stack.expert_modules or packs_experts(training)
+    packed = share.num_linear + head + (share.num_experts if packs else 0)
+    experts = 0 if packs else share.num_experts * compute
+    expert_rows = sum(layer.count * each[0] * each[1] for layer in share.layers for each in layer.expert_shapes)
+    num_rows = share.num_rows + (expert_rows if packs_experts(training) else 0)
     scale = DOUBLE_SCALE_BYTES if training.double_quant else SCALE_BYTES
     tables = (share.num_tables - head) * (FP32 if stack.upcasts else compute)
     vectors = share.num_vectors * (FP32 if stack.upcasts or stack.upcast_norms else compute)
     if training.bits == 8:
-        return packed, share.num_rows * ROW_SCALE_BYTES, experts + tables + vectors
+        return packed, num_rows * ROW_SCALE_BYTES, experts + tables + vectors
     return int(packed * PACKED_BYTES), int(packed * scale), experts + tables + vectors
 
 

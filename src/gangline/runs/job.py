@@ -71,6 +71,8 @@ class MethodJob:
     train_tokens: tuple[int | str, ...] = ()
     """Tokens whose rows of the embedding table are trained, by number or text; a head that is the same table follows.
     ("added",): those of `Job.tokens`, in a head of its own, too."""
+    quantise_experts: bool = False
+    """Whether experts in tensors of three dimensions get few bits, too (qlora)."""
     target_parameters: tuple[str, ...] = ()
     """Ends of names of weights that are no module's own, such as tensors of experts, which get an adapter."""
 

@@ -39,7 +39,10 @@ ADAPTERS = ("lora", "qlora")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 FULL = (("method.kind", ("full",)),)
 """A condition of `Limit`: every weight is trained."""
-EXTRAS = ("method.dora", "method.modules_to_save", "method.train_tokens", "method.target_parameters", "method.init")
+EXTRAS = (
+    *("method.dora", "method.modules_to_save", "method.train_tokens", "method.target_parameters", "method.init"),
+    "method.quantise_experts",
+)
 """Keys of a job that a strategy may limit by whether they ask for anything: `Asked.extras`."""
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "method.kind": METHODS,
@@ -103,6 +106,12 @@ NO_ACTIVATION_OFFLOADING = Limit(
     why="only inputs of layers that a rank computes whole and one after the other are moved",
     fix="delete it, or write `strategy: fsdp`",
 )
+NO_QUANTISED_EXPERTS = Limit(
+    key="method.quantise_experts",
+    refused=(True,),
+    why="experts of few bits are unpacked where a rank has all of them",
+    fix="write `strategy: ddp`, or delete quantise_experts and write `kind: lora`",
+)
 EVERY: tuple[Limit, ...] = (
     Limit(
         key="optimizer.kind",
@@ -135,9 +144,9 @@ EVERY: tuple[Limit, ...] = (
     Limit(
         key="method.target_parameters",
         refused=(True,),
-        when=(("method.kind", ("qlora",)),),
-        why="weights that are no linear's are not quantised",
-        fix="write `kind: lora`, or delete target_parameters",
+        when=(("method.kind", ("qlora",)), ("method.quantise_experts", (False,))),
+        why="weights that are no linear's are not quantised without quantise_experts",
+        fix="add `quantise_experts: true`, write `kind: lora`, or delete target_parameters",
     ),
 )
 """Limits of every strategy."""

@@ -8,6 +8,11 @@ their own that are not trained, so that a strategy may divide them as it divides
 4 bits: NF4 by bitsandbytes, its scales quantised in their turn (Dettmers et al., QLoRA: Efficient Finetuning of
 Quantized LLMs, 2023, section 3).
 
+Experts that lie in tensors of three dimensions are taken where `method.quantise_experts` says so: rows of all of them
+are those of one matrix, as in Axolotl's `quantize_moe_experts`. They are unpacked while their module runs, adapters
+around them included, and autograd keeps what it multiplied with: recomputation (`activation_checkpointing`, without
+which the job is refused) bounds that by one layer.
+
 8 bits: whole numbers from -127 to 127, in rows with one scale each, the numbers of bitsandbytes' int8 (Dettmers et al.,
 LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, 2022, section 2.1). Only weights are rounded.
 LLM.int8() rounds activations, too, and takes the columns of a micro-batch with an outlier out of that: a sample's
@@ -68,6 +73,49 @@ class QuantisedLinear(nn.Module):
         return f"{shape}, bias={self.bias is not None}, bits={self.stored_as.bits}"
 
 
+class QuantisedExperts(QuantisedLinear):
+    """The weights of experts, a tensor of three dimensions under `key` of their module, of few bits."""
+
+    def __init__(self, experts: nn.Module, key: str, *, stored_as: Nf4 | Int8, compute: torch.dtype) -> None:
+        weight = getattr(experts, key)
+        self.shape, self.key = weight.shape, key
+        with torch.device("meta"):
+            like = nn.Linear(weight.shape[2], weight.shape[0] * weight.shape[1], bias=False)
+        super().__init__(like, stored_as=stored_as, compute=compute)
+        self.to_empty(device=weight.device)
+
+    def unpack(self, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """The weights [experts, rows, columns], in the format of products."""
+        return super().unpack(numbers, scales).view(self.shape)
+
+    def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Weights [experts, rows, columns] as the tensors of this module."""
+        return super().pack(weight.reshape(self.out_features, self.in_features))
+
+    def serve(self, core: nn.Module, experts: nn.Module) -> None:
+        """Unpack them for as long as their module runs, or the outermost adapter around it; else nothing is there."""
+        outer = next(part for part in core.modules() if part is experts or _wraps(part, experts))
+        empty = torch.empty(0, dtype=self.compute, device=self.weight.device)
+        setattr(experts, self.key, nn.Parameter(empty, requires_grad=False))
+
+        def put(*_: Any) -> None:
+            with torch.no_grad():
+                weight = self.unpack(self.weight, self.scales)
+            setattr(experts, self.key, nn.Parameter(weight, requires_grad=False))
+
+        def take(*_: Any) -> None:
+            nothing = self.weight.new_empty(0, dtype=self.compute)
+            setattr(experts, self.key, nn.Parameter(nothing, requires_grad=False))
+
+        outer.register_forward_pre_hook(put)
+        outer.register_forward_hook(take, always_call=True)  # recomputation ends with an exception
+
+
+def _wraps(part: nn.Module, experts: nn.Module) -> bool:
+    """Whether it is an adapter of peft's around these experts."""
+    return hasattr(part, "parameter_name") and part.get_base_layer() is experts  # type: ignore[operator]
+
+
 class _Product(torch.autograd.Function):
     """rows @ weight.T + bias, which keeps the few bits of each number for backward; the bias is frozen, too."""
 
@@ -88,29 +136,35 @@ class _Product(torch.autograd.Function):
 
 def replace_linears(
     core: nn.Module, layers: nn.ModuleList, method: MethodJob, *, compute: torch.dtype
-) -> list[tuple[QuantisedLinear, nn.Linear]]:
-    """Put an empty layer of few bits in the place of every linear inside `layers`: what came for what.
+) -> list[tuple[QuantisedLinear, nn.Parameter]]:
+    """Put an empty layer of few bits in the place of every linear inside `layers`: what came for which weight.
 
     Raises ModelError where what packs them is not there, and for experts in tensors of three dimensions, which are no
-    linears and would stay as they are.
+    linears and would stay as they are unless `quantise_experts` says so.
     """
     stored_as = FORMATS[method.bits]
     stored_as.require()
     total = sum(each.numel() for name, each in layers.named_parameters() if ".lora_" not in name)
     experts = sum(each.numel() for each in layers.parameters() if each.ndim > 2)
-    if experts:
+    if experts and not method.quantise_experts:
         raise ModelError(
             "method: qlora cannot quantise the experts of this model",
             seen=f"they are tensors of three dimensions, {100 * experts / total:.0f} % of the weights of all layers, "
             "which it cannot quantise",
-            fix="write method: lora, with strategy: fsdp or hsdp if no device holds the model",
+            fix="add quantise_experts: true below method:, or write method: lora, with strategy: fsdp or hsdp if no "
+            "device holds the model",
         )
-    found = []
+    found: list[tuple[QuantisedLinear, nn.Parameter]] = []
     for parent, key, linear in list(_linears(core, layers)):
         made = QuantisedLinear(linear, stored_as=stored_as, compute=compute)
         setattr(parent, key, made)
-        found.append((made, linear))
-    share = sum(linear.weight.numel() for _, linear in found) / total
+        found.append((made, linear.weight))
+    for parent, key, weight in list(_experts(layers)) if method.quantise_experts else []:
+        packed = QuantisedExperts(parent, key, stored_as=stored_as, compute=compute)
+        parent.add_module(f"{PACKED}{key}", packed)
+        packed.serve(core, parent)
+        found.append((packed, weight))
+    share = sum(weight.numel() for _, weight in found) / total
     if share < 0.5:
         raise ModelError(
             "method: qlora finds too few linears in this model",
@@ -134,11 +188,11 @@ def quantise(
 
     On the meta device they stay empty. Raises ModelError as `replace_linears` does.
     """
-    for made, linear in replace_linears(core, layers, method, compute=compute):
+    for made, weight in replace_linears(core, layers, method, compute=compute):
         if torch.device(device).type == "meta":
             continue
-        packed = made.pack(linear.weight.to(device))
-        linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+        packed = made.pack(weight.to(device))
+        weight.data = weight.new_empty(0)
         for name, tensor in packed.items():
             is_parameter = isinstance(getattr(made, name), nn.Parameter)
             setattr(made, name, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
@@ -164,6 +218,18 @@ def _linears(core: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[nn.Module
         for key, module in parent.named_children():
             if isinstance(module, nn.Linear) and type(module) in kinds and not key.startswith("lora_"):
                 yield parent, key, module
+
+
+PACKED = "packed_"
+"""What the name of a module of few bits begins with, before that of the tensor of experts that it stands for."""
+
+
+def _experts(layers: nn.ModuleList) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Module, name there, and weight: the tensors of experts, not other ones of three dimensions (convolutions)."""
+    for prefix, parent in layers.named_modules():
+        for key, parameter in list(parent.named_parameters(recurse=False)):
+            if parameter.ndim == 3 and "expert" in prefix and not prefix.endswith("conv1d"):
+                yield parent, key, parameter
 
 
 @torch.no_grad()
@@ -257,7 +323,7 @@ class Nf4:
         )
         state = QuantState(
             absmax=scales,
-            shape=torch.Size((layer.out_features, layer.in_features)),
+            shape=torch.Size((1, layer.out_features * layer.in_features)),  # its CPU kernel mixes up narrow rows
             dtype=torch.float32 if layer.compute is torch.float64 else layer.compute,
             blocksize=BLOCK,
             quant_type="nf4",
@@ -265,7 +331,7 @@ class Nf4:
             state2=outer,
         )
         weight: torch.Tensor = dequantize_4bit(numbers, state)
-        return weight.to(layer.compute)
+        return weight.view(layer.out_features, layer.in_features).to(layer.compute)
 
 
 def require_library(what: str) -> None:

@@ -30,7 +30,7 @@ from gangline.worker import compat
 from gangline.worker.checkpoint import shard_offsets
 from gangline.worker.data.model_folder import ONE_WEIGHTS_FILE, WEIGHTS_INDEX, weights_folder
 from gangline.worker.model import base_of, finish_model, layers_of, load_config, model_of, weights_dtype
-from gangline.worker.quantised import QuantisedLinear, replace_linears
+from gangline.worker.quantised import PACKED, QuantisedExperts, QuantisedLinear, replace_linears
 from gangline.worker.vocabulary import extends
 
 _WRAPPED = re.compile(r"\.base_layer(?=\.)")
@@ -195,6 +195,8 @@ def read_parts(
     for name, module in core.named_modules():
         if isinstance(module, QuantisedLinear):
             into[_plain(f"{name}.weight")] = module
+        if isinstance(module, QuantisedExperts):
+            into[_plain(name).replace(f".{PACKED}", ".")] = module
     by_file: dict[str, list[str]] = {}
     for name, rows in files.rows.items():
         by_file.setdefault(files.file_of[rows.keys[0][0]], []).append(name)
@@ -207,13 +209,14 @@ def read_parts(
 def _read(name: str, target: Target, files: Files, file: str, stream: Any) -> None:
     """One tensor: the rows that are this rank's."""
     rows = files.rows[name]
-    shape = (target.out_features, target.in_features) if isinstance(target, QuantisedLinear) else target.shape
+    shape = (target.out_features, target.in_features) if type(target) is QuantisedLinear else target.shape
     if not rows.by_expert:
         source = stream.get_slice(name)
         if source.get_shape() != list(shape):
             raise ValueError(f"{name} is {source.get_shape()} there, and {list(shape)} by config.json")
     if isinstance(target, QuantisedLinear):
-        _pack(target, stream.get_tensor(name))
+        experts = [_row(rows, index, files, file, stream) for index in range(len(rows.keys) if rows.by_expert else 0)]
+        _pack(target, torch.stack(experts) if experts else stream.get_tensor(name))
         return
     if isinstance(target, FlatShard):
         if target.size:

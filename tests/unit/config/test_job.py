@@ -135,6 +135,7 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
         "data.chat_template",
         *(f"data.learn.{name}" for name in ("roles", "thinking", "weight_field")),
         "method.bits",
+        "method.quantise_experts",  # of qlora, as `bits` is: test_method.py
         "method.adapter",
         "activation_offloading",
         "callbacks",  # of plug-ins alone: tests/process/test_plugin_examples.py

@@ -52,6 +52,16 @@ def test_layers_are_numbers_and_ranges(folder):
     assert "the range 3-1" in refused(folder, "kind: lora, layers: 3-1")
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp", "pipeline"])
+def test_experts_are_quantised_where_a_rank_has_all_of_them(folder, strategy):
+    words = ("kind: qlora, quantise_experts: true, target_parameters: a.b", "activation_checkpointing: true")
+    more = f"{words[1]}\nstrategy: {strategy}"
+    if strategy == "ddp":
+        assert load(folder, words[0], more).method.quantise_experts
+    else:
+        assert "method.quantise_experts with strategy" in refused(folder, words[0], more)
+
+
 def test_tensors_that_are_named_stand_alone_where_no_targets_are(folder):
     assert load(folder, "kind: lora, target_parameters: mlp.experts.down_proj").method.targets == ()
     both = load(folder, "kind: lora, targets: q_proj, target_parameters: mlp.experts.down_proj").method
@@ -71,6 +81,10 @@ def test_tensors_that_are_named_stand_alone_where_no_targets_are(folder):
         ("kind: qlora, init: pissa", "method.init: pissa or olora with method: qlora"),
         ("kind: lora, init: olora, dora: true", "method.init: pissa or olora with method.dora"),
         ("kind: qlora, dora: true", "method.dora with method: qlora"),
+        ("kind: lora, quantise_experts: true", "quantise_experts with kind: qlora only"),
+        ("kind: full, quantise_experts: true", "true, but every weight is trained"),
+        ("kind: qlora, quantise_experts: true", "without activation_checkpointing"),
+        ("kind: qlora, target_parameters: a.b", "add `quantise_experts: true`"),
         ("kind: full, dora: true", "dora, but every weight is trained"),
         ("kind: lora, train_tokens: added", "added, but the job adds no tokens"),
         ("kind: lora, adapter: nowhere", "there is no"),
@@ -86,6 +100,7 @@ EXTRA = {
     "method.train_tokens": "train_tokens: [3]",
     "method.target_parameters": "target_parameters: mlp.experts.down_proj",
     "method.init": "init: olora",
+    "method.quantise_experts": "quantise_experts: true",
 }
 
 
@@ -94,9 +109,11 @@ EXTRA = {
 def test_a_strategy_trains_an_option_or_the_job_is_refused_before_a_host_is_asked(folder, kind, method):
     assert set(EXTRA) == set(EXTRAS)
     for key, words in EXTRA.items():
+        if (key, method) == ("method.quantise_experts", "lora"):
+            continue  # of qlora alone
         asked = Asked(method=method, extras=(key,))
         expected = [each.seen for each in violations(plan_half(kind), asked)]
-        job = f"kind: {method}, {words}", f"strategy: {kind}\n"
+        job = f"kind: {method}, {words}", f"strategy: {kind}\nactivation_checkpointing: true\n"
         if not expected:
             assert load(folder, *job).method.kind == method
             continue

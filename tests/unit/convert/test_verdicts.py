@@ -11,6 +11,18 @@ from gangline.convert.outcomes import Default, Foreign, Tool, flatten, judge, nu
 from gangline.errors import UsageError
 from tests.unit.convert.conftest import Answers
 
+
+def test_quantised_experts_are_ours_where_layers_are_computed_again(tmp_path):
+    loaded = {"adapter": "qlora", "load_in_4bit": True, "quantize_moe_experts": True}
+    again = {**loaded, "gradient_checkpointing": True}
+    eight = {"adapter": "lora", "load_in_8bit": True, "gradient_checkpointing": True}
+    cases = ((loaded, "refused"), (again, "same"), (eight, "equivalent"), ({"adapter": "lora"}, "refused"))
+    for values, verdict in cases:
+        assert judge(AXOLOTL_TOOL, "quantize_moe_experts", True, Foreign(values=values)).verdict == verdict
+    found = judge(AXOLOTL_TOOL, "quantize_moe_experts", True, Foreign(values=again))
+    assert found.job == {"method.quantise_experts": True}
+
+
 BASE = (
     "base_model: acme/small-1b\nlearning_rate: 1e-4\nwarmup_steps: 5\ndatasets:\n  - {path: acme/rows, type: alpaca}\n"
 )

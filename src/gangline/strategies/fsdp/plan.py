@@ -25,6 +25,7 @@ from gangline.strategies.base import (
     FULL,
     NO_EIGHT_BITS,
     NO_FP16,
+    NO_QUANTISED_EXPERTS,
     NO_WHOLE_MATRICES,
     Capabilities,
     PlanHalf,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from gangline.runs.job import StrategyJob
 
 LIMITS = (
+    NO_QUANTISED_EXPERTS,
     replace(NO_FP16, when=FULL),
     replace(NO_EIGHT_BITS, when=FULL, fix="write `kind: adamw`, or `strategy: ddp`, or `method: lora`"),
     replace(NO_WHOLE_MATRICES, when=FULL),

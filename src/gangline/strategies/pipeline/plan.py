@@ -28,6 +28,7 @@ from gangline.strategies.base import (
     ADAPTERS,
     NO_ACTIVATION_OFFLOADING,
     NO_FP16,
+    NO_QUANTISED_EXPERTS,
     Asked,
     Capabilities,
     Limit,
@@ -59,6 +60,7 @@ class PipelinePlan(PlanHalf):
         limits=(
             NO_FP16,
             NO_ACTIVATION_OFFLOADING,
+            NO_QUANTISED_EXPERTS,
             Limit(
                 key="method.train_tokens",
                 refused=(True,),
