@@ -32,7 +32,7 @@ from gangline.config.foreign import kind_of
 from gangline.config.load import load_job, read_values
 from gangline.convert.move import MoveQuestion, move_job
 from gangline.convert.outcomes import as_number, is_off
-from gangline.errors import GanglineError
+from gangline.errors import GanglineError, ModelError
 from gangline.runs.job import Job
 from gangline.worker.batch import SampleOrder
 from gangline.worker.data.tokens import TokenSet
@@ -78,9 +78,12 @@ def main() -> None:
             side = converted(path, Path(folder), model, asked.steps, asked.templates)
             if side is None or len(side.rows) < side.job.batch * asked.steps:  # all steps lie in one epoch
                 continue
+            try:
+                apart = compare(side, words)
+            except ModelError:  # adapters or tokens that this family does not have
+                continue
             seen.add(key)
             done += 1
-            apart = compare(side, words)
             worst = max(worst, apart)
             print(f"{done:3}  {apart:.1e}  {path}", flush=True)
     print(f"{done} jobs, {asked.steps} losses each: at most {worst:.1e} apart (tolerance {TOLERANCE:.0e})")
