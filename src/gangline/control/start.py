@@ -284,13 +284,14 @@ def bring_inputs(
         place_documents(alone, context.transports, run_id, {"job": job.to_json()})
     secrets = context.secrets if cluster.head.transport == "ssh" else None
     console.progress(f"getting ready to tokenise on {cluster.head.name}")  # torch is imported there
-    inputs = prepare_inputs(
-        cluster,
-        context.transports,
-        run_id,
-        secrets=secrets,
-        on_progress=lambda record: console.progress(_tokenising(record)),
-    )
+    with reads.named_as_here():
+        inputs = prepare_inputs(
+            cluster,
+            context.transports,
+            run_id,
+            secrets=secrets,
+            on_progress=lambda record: console.progress(_tokenising(record)),
+        )
     if before is not None:
         require_same(run_id, before, inputs)
     distribute(cluster, context.transports, inputs, scratch=context.home, console=console)

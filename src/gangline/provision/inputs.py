@@ -5,6 +5,7 @@ Data are tokenised once on the head, then brought to every host by content hash.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import json
@@ -60,6 +61,16 @@ class Reads:
         data = dataclasses.replace(job.data, train=job.data.train.moved(self.data), evaluation=evaluation)
         method = dataclasses.replace(job.method, adapter=self.adapters.get(host.name, job.method.adapter))
         return dataclasses.replace(job, model=model, data=data, method=method)
+
+    @contextlib.contextmanager
+    def named_as_here(self) -> Iterator[None]:
+        """Errors of the head name the user's own files, not the copies there."""
+        try:
+            yield
+        except GanglineError as error:
+            for file, copy in self.data.items():
+                error.what, error.seen = error.what.replace(copy, file), error.seen.replace(copy, file)
+            raise
 
     def seen_from(self, cluster: Cluster, job: Job) -> Cluster:
         """The cluster whose images, if hosts work in any, see the model and the data that are used where they are."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.errors import ModelError
+from gangline.errors import DataError, ModelError
 from gangline.provision import inputs
 from gangline.provision.environment import wrapped
 from gangline.provision.inputs import Reads, bring_reads, model_files
@@ -232,3 +232,11 @@ def test_an_image_sees_the_model_that_is_used_where_it_is(tmp_path: Path) -> Non
     assert one.prefix[:4] == ("apptainer", "exec", "--bind", "/data/m")
     assert other == cluster.hosts[1]
     assert Reads().seen_from(cluster, job_of("someone/tiny")) == cluster
+
+
+def test_an_error_of_the_head_names_the_users_file_not_its_copy() -> None:
+    found = Reads(data={"/me/rows.jsonl": "/w/inputs/3d2c/rows.jsonl"})
+    with pytest.raises(DataError) as caught, found.named_as_here():
+        raise DataError("data.train: 1 row:\n  /w/inputs/3d2c/rows.jsonl:7: bad", seen="/w/inputs/3d2c/rows.jsonl")
+    assert caught.value.what == "data.train: 1 row:\n  /me/rows.jsonl:7: bad"
+    assert caught.value.seen == "/me/rows.jsonl"
