@@ -244,7 +244,7 @@ class TestHub:
         with pytest.raises(DataError, match=r"hub data set kennel/dogs.*cannot be read") as caught:
             ask(SourceJob(hub="kennel/dogs"))
         assert caught.value.seen
-        assert "data.train.files" in caught.value.fix
+        assert "name its files in data.train" in caught.value.fix
 
 
 def test_progress_reaches_the_size_of_the_files(write_rows, tmp_path):
