@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
@@ -159,6 +159,10 @@ class Architecture:
     """The same of a head of its own."""
     trained_rows: int = 0
     """Rows of the tables that are trained by themselves, beside adapters."""
+    embedding_rank: int = 0
+    """Rank of an adapter over the embedding table; 0: it carries none."""
+    head_rank: int = 0
+    """The same of the output head, which is adapted by itself where it is the same tensor, too."""
     source: Literal["config", "counted"] = "config"
     """Read from config.json by closed form, or counted on the model itself."""
 
@@ -218,7 +222,7 @@ ALL_LINEAR = ("all-linear",)
 
 
 def adapted(layer: Layer, targets: tuple[str, ...]) -> tuple[Linear, ...]:
-    """What carries adapters in a layer; the output head never does.
+    """What carries adapters in a layer.
 
     Experts that are one tensor of three dimensions carry them where peft (0.21) reaches these by the names that
     experts had as modules of their own; dense matrices of the same names then carry none.
@@ -227,6 +231,18 @@ def adapted(layer: Layer, targets: tuple[str, ...]) -> tuple[Linear, ...]:
     names = {target.rsplit(".", 1)[-1] for target in targets}
     every = targets == ALL_LINEAR
     return tuple(each for each in choice if (each.rank if each.rank is not None else every or each.name in names))
+
+
+def table_adapters(architecture: Architecture, *, dora: bool = False) -> tuple[int, int]:
+    """Numbers in the adapters over the embedding table and over the output head.
+
+    dora: with the lengths, which peft (0.21) takes over the tokens of the embedding table.
+    """
+    hidden, vocabulary = architecture.hidden, architecture.vocabulary
+    return (
+        architecture.embedding_rank * (hidden + vocabulary) + (hidden if dora and architecture.embedding_rank else 0),
+        architecture.head_rank * (hidden + vocabulary) + (vocabulary if dora and architecture.head_rank else 0),
+    )
 
 
 def layer_adapters(layer: Layer, rank: int, targets: tuple[str, ...], *, dora: bool = False) -> int:
@@ -249,14 +265,15 @@ def lora_parameters(architecture: Architecture, rank: int, targets: tuple[str, .
     is the same tensor.
     """
     matched = sum(layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in architecture.layers)
-    if not (matched or architecture.saved_weights) or _halves(architecture, targets):
+    beside = architecture.saved_weights + sum(table_adapters(architecture, dora=dora))
+    if not (matched or beside) or _halves(architecture, targets):
         raise ModelError(
             f"method.targets: {', '.join(targets)} "
             + ("names one half of a tensor that holds two matrices" if matched else "matches nothing in this model"),
             seen=f"expected names among {', '.join(_names(architecture))}",
             fix="name some of these, or set targets: all-linear",
         )
-    return matched + architecture.saved_weights
+    return matched + beside
 
 
 def place_adapters(architecture: Architecture, method: MethodJob, *, num_added: int = 0) -> Architecture:
@@ -275,12 +292,18 @@ def place_adapters(architecture: Architecture, method: MethodJob, *, num_added: 
             seen=f"its layers have the numbers 0 to {architecture.num_layers - 1}",
             fix="name layers that are there",
         )
+    if method.splits and _with_table_ranks(architecture, method).embedding_rank:
+        raise ModelError(
+            f"method.init: {method.init} splits a matrix that is multiplied, and an embedding table is looked up",
+            seen=f"method.targets: {', '.join(method.targets)}",
+            fix="take the table out of the targets, or delete init",
+        )
     saved = {name.rpartition(".")[2] for name in method.modules_to_save}
     tables = bool(saved & EMBEDDINGS) or (architecture.tied and bool(saved & HEADS))
     architecture = replace(
         architecture, saved_embedding=tables, saved_head=bool(saved & HEADS) and not architecture.tied
     )
-    architecture = _with_rows(architecture, method, num_added)
+    architecture = _with_rows(_with_table_ranks(architecture, method), method, num_added)
     by_name = bool(method.targets) and not method.targets[0].startswith(REGEX) and not method.target_parameters
     if by_name and not (method.exclude or method.layers or method.rank_pattern or saved - EMBEDDINGS - HEADS):
         return architecture
@@ -300,6 +323,31 @@ def _with_rows(architecture: Architecture, method: MethodJob, num_added: int) ->
     plain = both or architecture.tied
     linear_head = architecture.linear_head and not plain
     return replace(architecture, trained_rows=count * (2 if both else 1), linear_head=linear_head)
+
+
+def _with_table_ranks(architecture: Architecture, method: MethodJob) -> Architecture:
+    """With adapters over the tables; a head that carries one is none that the loss could be fused with."""
+    above = architecture.modules[0].rpartition(".")[0]
+    embedding = _table_rank([f"{above}.{name}".lstrip(".") for name in sorted(EMBEDDINGS)], method)
+    head = _table_rank(sorted(HEADS), method)
+    linear_head = architecture.linear_head and not head
+    return replace(architecture, embedding_rank=embedding, head_rank=head, linear_head=linear_head)
+
+
+def _table_rank(names: Sequence[str], method: MethodJob) -> int:
+    """The rank of the adapter over a table that a model calls by one of these names; 0 where it carries none."""
+    first = method.targets[0] if method.targets else ""
+    expression = first.removeprefix(REGEX) if first.startswith(REGEX) else ""
+    for name in () if method.layers or method.targets == ALL_LINEAR else names:
+        chosen = bool(re.fullmatch(expression, name)) if expression else _ends(name, method.targets)
+        if chosen and not _excluded(name, method.exclude) and not _ends(name, method.modules_to_save):
+            return _rank(name, method)
+    return 0
+
+
+def _rank(name: str, method: MethodJob) -> int:
+    found = [rank for key, rank in method.rank_pattern.items() if re.match(rf"(.*\.)?({key})$", name)]
+    return found[0] if found else method.rank
 
 
 EMBEDDINGS = {"embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings"}
@@ -328,8 +376,7 @@ def _placed(layer: Layer, index: int, modules: tuple[str, str, str], method: Met
         chosen = is_module and bool(re.fullmatch(expression, name)) if expression else id(linear) in usual
         chosen = chosen and not saved and not _excluded(name, method.exclude)
         chosen = chosen and (not method.layers or index in method.layers)
-        found = [rank for key, rank in method.rank_pattern.items() if re.match(rf"(.*\.)?({key})$", name)]
-        return replace(linear, saved=saved, rank=(found[0] if found else method.rank) if chosen else 0)
+        return replace(linear, saved=saved, rank=_rank(name, method) if chosen else 0)
 
     return replace(
         layer,

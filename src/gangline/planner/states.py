@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gangline.optimizers import EIGHT_BITS
-from gangline.planner.architecture import Architecture, Layer, adapted, layer_adapters
+from gangline.planner.architecture import Architecture, Layer, adapted, layer_adapters, table_adapters
 from gangline.planner.training import BYTES, PlannedStrategy, Training
 from gangline.runs.formulas import padded, shard_dimension
 
@@ -98,9 +98,9 @@ class Share:
         if training.method == "full":
             return 0
         rank, targets, dora = training.rank, training.targets, training.dora
-        return self.num_saved + sum(
-            layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in self.layers
-        )
+        embedding, head = table_adapters(self.architecture, dora=dora)
+        tables = self.num_saved + (embedding if self.has_embedding else 0) + (head if self.has_head else 0)
+        return tables + sum(layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in self.layers)
 
     @functools.cached_property
     def num_saved(self) -> int:

@@ -48,9 +48,35 @@ def test_the_plan_counts_what_peft_trains(method, numbers):
     assert trained(**method) == numbers
 
 
+@pytest.mark.parametrize("data", [LLAMA, TIED])
+@pytest.mark.parametrize(
+    ("method", "numbers"),
+    [
+        ({"targets": ("embed_tokens",)}, 736),
+        ({"targets": ("q_proj", "embed_tokens")}, 2784),
+        ({"targets": ("q_proj", "lm_head")}, 2784),
+        ({"targets": (r"regex:model\.embed_tokens",)}, 736),
+        ({"targets": ("embed_tokens",), "dora": True}, 800),
+        ({"targets": ("lm_head",), "dora": True}, 856),
+        ({"targets": ("embed_tokens", "lm_head"), "rank_pattern": {"embed_tokens": 2}}, 1104),
+        ({"targets": ("q_proj", "lm_head"), "exclude": ("lm_head",)}, 2048),
+        ({"targets": ("q_proj", "lm_head"), "layers": (0, 1)}, 1024),
+    ],
+)  # fmt: skip
+def test_adapters_over_tables_have_as_many_numbers_as_peft_gives_them(data, method, numbers):
+    """Counted on a model with peft 0.21.2."""
+    assert trained(data, **method) == numbers
+
+
 @pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
 def test_a_table_that_is_embedding_and_head_has_one_copy(name):
     assert trained(TIED, modules_to_save=(name,)) == RANK * 4 * ALL + H * V
+
+
+def test_a_table_that_is_looked_up_cannot_be_split():
+    with pytest.raises(ModelError, match=r"method.init: pissa splits a matrix that is multiplied"):
+        trained(targets=("q_proj", "embed_tokens"), init="pissa")
+    assert trained(targets=("q_proj", "lm_head"), init="pissa") == 2784
 
 
 def test_layers_that_the_model_lacks_are_refused():
