@@ -52,7 +52,10 @@ def slow_twice():
     time.sleep(1.4)  # the way to the host
     left = 1 << 17
     while left:
-        left -= len(os.read(0, left))
+        part = os.read(0, left)
+        if not part:
+            sys.exit(1)  # who wrote has gone
+        left -= len(part)
     time.sleep(1.4)  # its disk
     greet()
     time.sleep(600)
