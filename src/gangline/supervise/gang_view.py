@@ -118,22 +118,24 @@ class StackAsking:
         self._asked: dict[str, Future[Any]] = {}
 
     def about(self, suspicion: int) -> dict[str, Any]:
-        """The answers so far, for `Hang.take`; a suspicion with another number fetches all stacks again."""
+        """The answers so far, for `Hang.take` and `Stall.take`; a suspicion with another number fetches all anew.
+
+        Of a host that could not be asked it is empty.
+        """
         if suspicion != self._suspicion:
             self._suspicion = suspicion
             self._asked = {part.host: self._pool.submit(self._ask, part) for part in self._request.hosts}
-        said = {host: future.result() for host, future in self._asked.items() if future.done()}
-        return {host: answer for host, answer in said.items() if answer is not None}
+        return {host: future.result() for host, future in self._asked.items() if future.done()}
 
     def _ask(self, part: HostRequest) -> Any:
-        """The answer of a host; None if there is none."""
+        """The answer of a host; {} if there is none."""
         request = {"rank_files": part.rank_files, "ranks": part.ranks, "program": part.program}
         stdin = json.dumps({"request": request}).encode()
         try:
             result = self._transports[part.host].run((AGENT, "stacks"), stdin=stdin, timeout_s=TIMEOUT_S)
             return json.loads(result.stdout)
         except (GanglineError, OSError, *NONSENSE):
-            return None
+            return {}
 
 
 # Whether the user's own program still prints, which is the only sign of its progress. Pure.
