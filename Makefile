@@ -27,8 +27,8 @@ ifdef TESTS
 else
 	@status=0; \
 	$(BIN)/python -m pytest -n 2 tests/unit || status=1; \
-	$(BIN)/python -m pytest -n 4 tests/process || status=1; \
-	$(BIN)/python -m pytest -n 3 $(BY_FILE) tests/lab --ignore $(STORY) || status=1; \
+	$(BIN)/python -m pytest -n 6 tests/process || status=1; \
+	$(BIN)/python -m pytest -n 4 $(BY_FILE) tests/lab --ignore $(STORY) || status=1; \
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(STORY) tests/train || status=1; \
 	exit $$status
 endif
