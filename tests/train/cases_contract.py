@@ -83,7 +83,7 @@ def gradient(gang: dict, precision: str):
 
 
 def steps(gang: dict, method: str, precision: str):
-    """Losses, norms and evaluations of 8 packed steps: the warm-up ends before the 6th, an epoch within the 7th."""
+    """Losses, norms and evaluations of 20 packed steps."""
     world, job = make_world(rank=dist.get_rank(), **gang), _steps_job(method, precision)
     if world.gang.strategy == "zero-3":
         job = replace(job, strategy=replace(job.strategy, deepspeed=LARGE_IN_PARTS))
@@ -98,11 +98,11 @@ def steps_alone(method: str, precision: str):
 
 
 def _steps_job(method: str, precision: str):
-    job = _job(method=method, precision=precision, steps=8, activation_checkpointing=method == "full")
+    job = _job(method=method, precision=precision, steps=20, activation_checkpointing=method == "full")
     if method == "lora":  # a linear that tp splits by columns, and one by rows
         job = replace(job, method=replace(job.method, targets=("q_proj", "down_proj")))
     job = replace(job, schedule=replace(job.schedule, warmup_steps=50 if precision == "fp32" else 5))
-    return replace(job, evaluation=replace(job.evaluation, every_steps=4))
+    return replace(job, evaluation=replace(job.evaluation, every_steps=10))
 
 
 def _resumed_job(method: str, precision: str):

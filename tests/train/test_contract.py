@@ -69,13 +69,13 @@ def test_the_gradient_is_that_of_one_process(pool, kind):
     ("kind", "method"),
     [(kind, method) for kind in GANGS for method in ("full", "lora") if (kind, method) != ("local-sgd", "lora")],
 )
-def test_packed_steps_and_evaluations_are_those_of_one_process(pool, alone, kind, method):
+def test_twenty_packed_steps_and_evaluations_are_those_of_one_process(pool, alone, kind, method):
     precision, tolerance = precision_of(kind)
     words = {"method": method, "precision": precision}
     steps, evaluations = run(pool, cases_contract.steps, kind, **words)[0]
     expected, expected_evaluations = alone(cases_contract.steps_alone, **words)
-    assert [step for step, _, _ in steps] == list(range(1, 9))
-    assert [step for step, _ in evaluations] == [0, 4, 8]
+    assert [step for step, _, _ in steps] == list(range(1, 21))
+    assert [step for step, _ in evaluations] == [0, 10, 20]
     for (_, loss, norm), (_, expected_loss, expected_norm) in zip(steps, expected, strict=True):
         assert loss == pytest.approx(expected_loss, rel=tolerance)
         assert norm == pytest.approx(expected_norm, rel=NORM * tolerance)

@@ -27,14 +27,14 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(pool, shares, method, p
 @pytest.mark.parametrize(
     ("method", "shares", "steps"),
     [
-        *(("full", [5, 3, 2], 60), ("lora", [5, 3, 2], 30)),
+        *(("full", [5, 3, 2], 120), ("lora", [5, 3, 2], 30)),
         *((method, shares, 12) for shares in ([4, 3, 3], [10, 0, 0]) for method in ("full", "lora")),
     ],
 )
 def test_many_steps_have_the_losses_of_one_process_in_fp64(pool, shares, steps, method):
     result = pool(3).run(cases_exact.losses, shares=shares, method=method, steps=steps)[0]
     assert len(result["split"]) == steps
-    assert steps < 60 or result["split"][-1][1] < 0.97 * result["split"][0][1]
+    assert steps < 120 or result["split"][-1][1] < 0.95 * result["split"][0][1]
     assert _worst(result) <= FP64
 
 
