@@ -181,27 +181,18 @@ def _check_kind(checked: Checked[JobWords]) -> None:
                     fix=f"{kind_fix}, or delete {key}",
                     reads=(("method", "kind"),),
                 )
-    if "bits" in method.model_fields_set and method.kind != "qlora":
-        checked.report(
-            ("method", "bits"),
-            seen=f"bits, but frozen weights are as they are (kind: {method.kind})"
-            if method.kind == "lora"
-            else "bits, but every weight is trained (kind: full)",
-            expected="bits with kind: qlora only",
-            fix="write `kind: qlora`, or delete bits",
-            reads=(("method", "kind"),),
-        )
-    if method.quantise_experts and method.kind != "qlora":
-        checked.report(
-            ("method", "quantise_experts"),
-            seen=f"true, but frozen weights are as they are (kind: {method.kind})"
-            if method.kind == "lora"
-            else "true, but every weight is trained (kind: full)",
-            expected="quantise_experts with kind: qlora only",
-            fix="write `kind: qlora`, or delete quantise_experts",
-            reads=(("method", "kind"),),
-        )
-    elif method.quantise_experts and not checked.words.activation_checkpointing:
+    for key, seen in (("bits", "bits"), ("quantise_experts", "true")):
+        if method.kind != "qlora" and key in method.model_fields_set and getattr(method, key):
+            checked.report(
+                ("method", key),
+                seen=f"{seen}, but frozen weights are as they are (kind: {method.kind})"
+                if method.kind == "lora"
+                else f"{seen}, but every weight is trained (kind: full)",
+                expected=f"{key} with kind: qlora only",
+                fix=f"write `kind: qlora`, or delete {key}",
+                reads=(("method", "kind"),),
+            )
+    if method.quantise_experts and method.kind == "qlora" and not checked.words.activation_checkpointing:
         checked.report(
             ("method", "quantise_experts"),
             seen="true, without activation_checkpointing",
