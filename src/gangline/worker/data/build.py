@@ -395,8 +395,8 @@ def _documents(request: SetRequest, rows: Iterator[ChosenRow], tally: RowTally) 
                 yield from format_.documents(row, values)
         except RowError as error:
             if counted and not chosen.again:
-                bad = BadRow(file=row.file, number=row.number, reason=str(error), unit=row.unit)
-                tally.bad.add(dataclasses.replace(bad, values=row.values))
+                reason = str(error)
+                tally.bad.add(BadRow(file=row.file, number=row.number, reason=reason, unit=row.unit, values=row.values))
 
 
 def _batches(documents: Iterator[TokenSpan]) -> Iterator[list[TokenSpan]]:

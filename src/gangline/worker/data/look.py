@@ -3,7 +3,8 @@
 Each reads JSON from stdin and writes JSON lines on stdout, last {"kind": "result", ...}.
 
 look-tables   {"format", "fields", "speakers", "learned", "files", "rows": slice or null, "limit": rows at the most or
-              null}; the result is `RowCheck.to_json` of these files, and "start" and "end" of the rows that were taken
+              null}; the result is `RowCheck.to_json` of these files, and "start" and "at": the numbers of the row
+              before the first that was taken, and of the last
 look-lengths  {"job", "rows"}, rows as `SampleRow.to_json` with their `part` of data.train; the result is
               {"lengths": [[tokens, tokens before the first learned one, whether it is one of the evenly spread]],
               "longest": [[place, tokens]], "refused": [places and reasons], "num_refused"}
