@@ -6,6 +6,7 @@ On a host: `python -m gangline.runs.files FOLDER` tells the digest of every file
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import json
 import os
@@ -50,10 +51,25 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def parse_json(text: str | bytes) -> Any:
+    """`json.loads` of what anybody may have written; raises ValueError, and RecursionError where it is nested too deep.
+
+    Garbage waits meanwhile: before Python 3.12, a collection may begin in the middle of a deep document, and what then
+    ends (an object's `__del__`) has no stack left and prints an error of its own.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return json.loads(text)
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def json_object(text: str | bytes) -> dict[str, Any] | None:
     """A line of JSON as an object; None for anything else, such as a line that a crash cut off."""
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -25,7 +25,7 @@ import gangline
 from gangline.errors import NewerRecord, RecordError
 from gangline.runs import old_format
 from gangline.runs.decode import build, known_part
-from gangline.runs.files import write_atomic
+from gangline.runs.files import parse_json, write_atomic
 from gangline.runs.layout import PATTERN, SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def decode_record(data: bytes, path: PurePath, kind: type[T] | Callable[[dict[st
     """The record in `data`, which lies at `path` on `host` ("": this computer); raises RecordError."""
     where = f"{host}:{path}" if host else str(path)
     try:
-        value = json.loads(data)
+        value = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise damaged(where, _json_fault(data, error)) from error
     if isinstance(value, list) and path.name in old_format.LISTS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,3 +132,39 @@ def test_a_wrong_value_is_named_with_its_key(data: object, said: str) -> None:
 
 def test_a_whole_number_is_a_float() -> None:
     assert build(Inner, {"count": 1, "ratio": 2}) == Inner(count=1, ratio=2)
+
+
+class NeedsStack:
+    """Garbage that only a collection finds, and whose end calls functions."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        deeper(20)
+
+
+def deeper(times: int) -> int:
+    return times and deeper(times - 1)
+
+
+def test_a_record_that_is_nested_too_deep_has_nothing_else_end_without_a_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = place(tmp_path)
+    path.write_bytes(b'{"a":' * 100_000)
+    failed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda said: failed.append(said.exc_type))
+    before = gc.get_threshold()
+    try:
+        for objects in range(600, 1000, 5):  # until a collection begins at every depth up to the deepest
+            gc.collect()
+            gc.set_threshold(objects)
+            NeedsStack()
+            with pytest.raises(RecordError):
+                load_record(path, Gang)
+    finally:
+        gc.set_threshold(*before)
+        gc.collect()
+    assert failed == []
+    assert gc.isenabled()
