@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-Value = int | bool | str | list[int] | None
+Value = int | float | bool | str | list[int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +28,34 @@ class KnownModel:
 def known_model(name: str) -> KnownModel | None:
     """The model of a hub name, in any case; its last part is enough where only one model has it. None: not known.
 
-    What begins with a dot or a slash is a folder, not a name.
+    A copy at an owner of mirrors, or with an ending for few bits (-bnb-4bit), has the shape of its original. What
+    begins with a dot or a slash is a folder, not a name.
     """
-    wanted = name.strip().lower()
+    return next(filter(None, map(_spelled, _spellings(name.strip().lower()))), None)
+
+
+def _spelled(wanted: str) -> KnownModel | None:
     exact = _models().get(wanted)
     if exact or not wanted or "/" in wanted:
         return exact
-    ending = [model for full, model in _models().items() if full.partition("/")[2] == wanted]
-    return ending[0] if len(ending) == 1 else None
+    ending = [model for full, model in _models().items() if full.split("/")[1:] == [wanted]]
+    originals = [model for model in ending if not _is_copy(model.name)]
+    return originals[0] if originals and all(each.config == originals[0].config for each in originals) else None
+
+
+def _is_copy(name: str) -> bool:
+    """Whether somebody else's model has another name at an owner of mirrors."""
+    return name.partition("/")[0] in _table()["mirrors"]["owners"]
+
+
+def _spellings(wanted: str) -> Iterator[str]:
+    """A name, without its ending, and without the owner where that owner copies models of others."""
+    mirrors = _table()["mirrors"]
+    owner, slash, last = wanted.rpartition("/")
+    cut = min((last.removesuffix(ending.lower()) for ending in mirrors["endings"]), key=len)
+    yield from dict.fromkeys((wanted, owner + slash + cut))
+    if owner in {each.lower() for each in mirrors["owners"]}:
+        yield from dict.fromkeys((last, cut))
 
 
 def known_config(name: str) -> dict[str, Value] | None:
@@ -50,7 +72,7 @@ def known_models() -> tuple[str, ...]:
 def suggest_models(text: str, limit: int = 5) -> tuple[str, ...]:
     """Names that somebody who wrote `text` may have meant, the likeliest first; () where nothing is near."""
     wanted = text.strip().lower().rpartition("/")[2]
-    rated = [(_likeness(wanted, name.lower().partition("/")[2]), name) for name in known_models()]
+    rated = [(_likeness(wanted, name.lower().partition("/")[2]), name) for name in known_models() if not _is_copy(name)]
     near = sorted((pair for pair in rated if pair[0] >= 0.6), key=lambda pair: (-pair[0], pair[1].lower()))
     return tuple(name for _, name in near[:limit])
 
@@ -62,9 +84,14 @@ def _likeness(wanted: str, name: str) -> float:
 
 
 @cache
+def _table() -> dict[str, Any]:
+    return dict(json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8")))
+
+
+@cache
 def _models() -> dict[str, KnownModel]:
     """By name in small letters."""
-    table = json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
+    table = _table()
     found: dict[str, KnownModel] = {}
     for group in table["groups"]:
         for name, numbers in group["shapes"].items():

@@ -59,6 +59,13 @@ PRESETS = {
     "openai-community/gpt2-medium": 354_823_168,
     "openai-community/gpt2-large": 774_030_080,
     "openai-community/gpt2-xl": 1_557_611_200,
+    "google/gemma-2b": 2_506_172_416,
+    "google/gemma-7b": 8_537_680_896,
+    "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
+    "Qwen/Qwen2.5-Math-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-Math-7B": 7_615_616_512,
+    "bigscience/bloom-560m": 559_214_592,
+    "mistralai/Mistral-7B-Instruct-v0.2": 7_241_732_096,
 }
 LOGS = {
     # what programs that loaded the weights printed, in public repositories (DeepSeek-V3 counts a bias per router, which
@@ -71,6 +78,61 @@ LOGS = {
     "zai-org/GLM-4.5-Air": 106_852_245_504,
     "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
     "deepseek-ai/DeepSeek-V3": 671_026_419_200 - 58 * 256,
+}
+COUNTED = {
+    # all parameters of what transformers 5.23 builds of these configurations, on torch's meta device
+    "tiiuae/Falcon3-1B-Base": 1_669_408_768,
+    "tiiuae/Falcon3-3B-Base": 3_227_655_168,
+    "tiiuae/Falcon3-7B-Base": 7_455_550_464,
+    "tiiuae/Falcon3-10B-Base": 10_305_653_760,
+    "openlm-research/open_llama_3b": 3_426_473_600,
+    "BSC-LT/salamandra-2b": 2_253_490_176,
+    "BSC-LT/salamandra-7b": 7_768_117_248,
+    "huggyllama/llama-30b": 32_528_943_616,
+    "huggyllama/llama-65b": 65_285_660_672,
+    "01-ai/Yi-6B": 6_061_035_520,
+    "01-ai/Yi-34B": 34_388_917_248,
+    "mistralai/Mistral-Large-Instruct-2411": 122_610_069_504,
+    "mistralai/Mistral-Small-Instruct-2409": 22_247_282_688,
+    "mistralai/Ministral-8B-Instruct-2410": 8_019_808_256,
+    "microsoft/phi-1_5": 1_418_270_720,
+    "microsoft/Phi-3-medium-4k-instruct": 13_960_238_080,
+    "microsoft/Phi-3.5-MoE-instruct": 41_873_153_344,
+    "stabilityai/stablelm-3b-4e1t": 2_795_443_200,
+    "stabilityai/stablelm-2-zephyr-1_6b": 1_644_515_328,
+    "allenai/OLMo-1B-hf": 1_176_764_416,
+    "allenai/OLMo-7B-hf": 6_888_095_744,
+    "allenai/OLMo-2-0325-32B": 32_234_279_936,
+    "allenai/Olmo-3-1025-7B": 7_298_011_136,
+    "allenai/Olmo-3-1125-32B": 32_233_522_176,
+    "EleutherAI/pythia-14m": 14_067_712,
+    "EleutherAI/pythia-31m": 30_494_720,
+    "EleutherAI/gpt-neox-20b": 20_554_567_680,
+    "EleutherAI/gpt-j-6b": 6_050_882_784,
+    "tiiuae/falcon-7b": 6_921_720_704,
+    "tiiuae/falcon-40b": 41_303_293_952,
+    "tiiuae/falcon-180B": 179_522_565_120,
+    "Qwen/Qwen2-57B-A14B": 57_408_658_944,
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": 480_154_875_392,
+    "zai-org/glm-4-9b-chat-hf": 9_399_951_360,
+    "zai-org/GLM-4-9B-0414": 9_400_279_040,
+    "zai-org/GLM-4.5": 352_797_814_784,
+    "deepseek-ai/DeepSeek-V2": 235_741_434_880,
+    "moonshotai/Moonlight-16B-A3B": 15_960_108_544,
+    "moonshotai/Kimi-K2-Instruct": 1_026_408_209_408,
+    "CohereLabs/c4ai-command-r-v01": 34_980_831_232,
+    "CohereLabs/aya-23-8B": 8_028_033_024,
+    "bigcode/starcoder2-3b": 3_030_371_328,
+    "bigcode/starcoder2-7b": 7_173_923_840,
+    "internlm/internlm3-8b-instruct": 8_804_241_408,
+    "facebook/opt-125m": 125_239_296,
+    "facebook/opt-1.3b": 1_315_758_080,
+    "facebook/opt-6.7b": 6_658_473_984,
+    "facebook/opt-13b": 12_853_473_280,
+    "facebook/opt-66b": 65_719_701_504,
+    "bigscience/bloom-7b1": 7_069_016_064,
+    "allenai/OLMoE-1B-7B-0924": 6_919_161_856,
+    "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
 }
 PYTHIA = {
     # Pythia's paper (arXiv 2304.01373), table 1: parameters without the two tables, and the tables' rows and width
@@ -85,7 +147,7 @@ PYTHIA = {
 }
 
 
-@pytest.mark.parametrize(("name", "published"), [*HUB.items(), *PRESETS.items(), *LOGS.items()])
+@pytest.mark.parametrize(("name", "published"), [*HUB.items(), *PRESETS.items(), *LOGS.items(), *COUNTED.items()])
 def test_the_published_number_of_parameters_comes_out(name, published):
     assert read_architecture(known_config(name)).num_parameters == published
 
@@ -103,7 +165,13 @@ def test_every_model_can_be_read():
         assert architecture.num_layers == config.get("num_hidden_layers", config.get("n_layer")), name
         assert architecture.max_positions, name
         assert known_model(name).source, name
-    assert len(known_models()) > 100
+    assert len(known_models()) > 340
+
+
+def test_a_total_is_known_for_most_shapes():
+    checked = {str(known_config(name)) for name in (*HUB, *PRESETS, *LOGS, *COUNTED)}
+    shapes = {str(known_config(name)) for name in known_models()}
+    assert len(checked) > len(shapes) / 2
 
 
 def test_names_in_any_case_and_by_their_last_part():
@@ -118,6 +186,29 @@ def test_names_in_any_case_and_by_their_last_part():
 @pytest.mark.parametrize("name", ["", "/", "somebody/Llama-2-7b-hf", "./Llama-2-7b-hf", "/models/gpt2", "Llama-2-7b"])
 def test_other_names_are_not_claimed(name):
     assert known_config(name) is None
+
+
+@pytest.mark.parametrize(
+    ("copy", "original"),
+    [
+        ("unsloth/Llama-3.2-1B-Instruct-bnb-4bit", "meta-llama/Llama-3.2-1B-Instruct"),
+        ("unsloth/Qwen2.5-7B-unsloth-bnb-4bit", "Qwen/Qwen2.5-7B"),
+        ("unsloth/llama-3-8b-bnb-4bit", "meta-llama/Meta-Llama-3-8B"),
+        ("unsloth/mistral-7b-v0.3", "mistralai/Mistral-7B-v0.3"),
+        ("NousResearch/Llama-2-7b-hf", "meta-llama/Llama-2-7b-hf"),
+        ("nousresearch/Meta-Llama-3-8B-Instruct", "meta-llama/Meta-Llama-3-8B-Instruct"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "Qwen/Qwen2.5-7B-Instruct"),
+        ("Qwen3-8B-4bit", "Qwen/Qwen3-8B"),
+    ],
+)
+def test_copies_and_few_bits_have_the_shape_of_the_original(copy, original):
+    assert known_config(copy) == known_config(original) is not None
+
+
+def test_an_ending_alone_or_another_owner_makes_no_copy():
+    assert known_config("unsloth/no-such-model-bnb-4bit") is None
+    assert known_config("somebody/Llama-2-7b-hf-bnb-4bit") is None
+    assert known_config("unsloth/-bnb-4bit") is None
 
 
 def test_a_last_part_that_two_owners_have_is_not_guessed(monkeypatch):
@@ -145,7 +236,8 @@ def test_what_is_handed_out_can_be_changed():
     [
         ("Llama-2-7b", "meta-llama/Llama-2-7b-hf"),
         ("meta-llama/Lama-3.1-8B", "meta-llama/Llama-3.1-8B"),
-        ("glm-4.5", "zai-org/GLM-4.5-Air"),
+        ("glm-4.5", "zai-org/GLM-4.5"),
+        ("glm-4.5-ai", "zai-org/GLM-4.5-Air"),
         ("qwen2.5-7b-instuct", "Qwen/Qwen2.5-7B-Instruct"),
         ("gpt-oss", "openai/gpt-oss-20b"),
     ],
