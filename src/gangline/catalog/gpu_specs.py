@@ -10,37 +10,52 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gangline.catalog.cuda import needed_cuda
 from gangline.plugins import Table, shown_type
 
-_FILE = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
-"""The GPUs: figures of their makers, measurements, and the source of each row."""
+_FILES = [
+    json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("gpus.json", "gpus_amd.json", "gpus_intel.json", "gpus_apple.json")
+]
+"""The GPUs: figures of their makers, measurements, and the source of each row; a file for each maker."""
+_NAMES = json.loads(Path(__file__).with_name("gpu_names.json").read_text(encoding="utf-8"))
+"""Words for cards that are not in their names, words for several cards, and accelerators that are none of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuArchitecture:
     """What one kind of chip can do."""
 
-    capability: str
-    """CUDA compute capability."""
+    vendor: str = "NVIDIA"
+    capability: str = ""
+    """CUDA compute capability; "" of other makers."""
     flop_per_sm_clock: int
-    """16-bit matrix FLOP (fp32 accumulation, no sparsity) of one SM in one clock; a multiply-add is two."""
+    """16-bit matrix FLOP (fp32 accumulation, no sparsity) of one SM (AMD: compute unit, Intel: Xe-core, Apple: GPU
+    core) in one clock; a multiply-add is two.
+    """
     bf16: bool = True
     """Whether bfloat16 runs at that rate. Older chips emulate it, several times slower."""
     tensor_cores: bool = True
-    """Without them fp32 runs at that rate, too."""
+    """Whether 16-bit products are faster than fp32's, which else run at that rate, too."""
     fp16_share: float = 1.0
     """Part of that rate which products in fp16 reach."""
+    system_gib: float | None = None
+    """Its memory is the computer's, and the system holds so much of it; None: the card has memory of its own."""
+    gpu_share: float = 1.0
+    """Of the computer's memory: the part that the system lets the GPU have."""
+    gpu_share_below_36_gb: float | None = None
+    """The same of computers with less than 36 GB, where it differs."""
 
 
 ARCHITECTURES: dict[str, GpuArchitecture] = {
-    name: GpuArchitecture(**row) for name, row in _FILE["architectures"].items()
+    name: GpuArchitecture(**row) for file in _FILES for name, row in file["architectures"].items()
 }
-SOURCES: dict[str, str] = _FILE["sources"]
+SOURCES: dict[str, str] = {name: text for file in _FILES for name, text in file["sources"].items()}
 """Short names of sources -> their meaning."""
 
 
@@ -59,6 +74,8 @@ class GpuRow:
     stated_tflops: float | None
     measured_tflops: float | None
     source: str
+    note: str = ""
+    devices: int = 1
 
     @property
     def computed_tflops(self) -> float | None:
@@ -68,18 +85,27 @@ class GpuRow:
         return self.num_sms * self.boost_mhz * ARCHITECTURES[self.architecture].flop_per_sm_clock / 1e6
 
 
-ROWS: tuple[GpuRow, ...] = tuple(GpuRow(**dict(zip(_FILE["columns"], row, strict=True))) for row in _FILE["rows"])
+def _rows(file: dict[str, Any]) -> Iterator[GpuRow]:
+    """Rows of a file; one with several sizes of memory is several."""
+    for cells in file["rows"]:
+        row = dict(zip(file["columns"], cells, strict=False))
+        sizes = row["memory_gb"] if isinstance(row["memory_gb"], list) else [row["memory_gb"]]
+        yield from (GpuRow(**{**row, "memory_gb": size}) for size in sizes)
+
+
+ROWS: tuple[GpuRow, ...] = tuple(row for file in _FILES for row in _rows(file))
 """The table, in its order."""
 
 
 # GPU names taken apart: what people type, and what NVML says, as sets of words that can be compared.
 
 
-_MAKERS = frozenset({"nvidia", "geforce", "rtx", "gtx", "tesla", "quadro"})
-_NOISE = _MAKERS | {"gpu", "graphics", "card", "design", "with", "generation", "edition", "blackwell"}
+_MAKERS: dict[str, str] = {word: vendor for vendor, words in _NAMES["makers"].items() for word in words}
+"""Words that say whose card it is -> the maker."""
+_NOISE = frozenset(_MAKERS) | frozenset(_NAMES["noise"])
 """Words that tell no two cards of the table apart."""
-_SAME = {"mobile": "laptop", "notebook": "laptop", "s": "super", "m": "laptop", "ws": "workstation", "spark": "gb10"}
-_WEAK = frozenset({"laptop", "maxq", "ti", "super", "sxm", "pcie", "nvl", "pro", "ada", "sff", "workstation", "server"})
+_SAME: dict[str, str] = _NAMES["same"]
+_WEAK = frozenset(_NAMES["weak"])
 """Words that say something of a card, but not which one it is."""
 
 
@@ -88,12 +114,15 @@ def words(text: str) -> frozenset[str]:
     """The words that identify a card: "GeForce RTX 4070 Ti SUPER", "rtx4070tisuper" -> 4070, ti, super."""
     plain = re.sub(r"max[-_ ]?q", " maxq ", text.lower())
     plain = re.sub(r"[^a-z0-9]+", " ", plain)
+    for name, meaning in _NAMES["other_names"].items():
+        plain = re.sub(rf"\b{name}\b", meaning, plain)
     plain = re.sub(rf"\b({'|'.join(_MAKERS)})(?=[a-z]*\d)", r"\1 ", plain)
-    plain = re.sub(r"\b(\d{4})(?=[a-z])", r"\1 ", plain)
+    plain = re.sub(r"\b(titan|m[1-9])(?=[a-z]+\b)", r"\1 ", plain)
+    plain = re.sub(r"\b(mi|w|r) (?=\d{2,4})", r"\1", plain)
+    plain = re.sub(r"\b(\d{4}(?=[a-z])|\d{3}(?=ti\b))", r"\1 ", plain)
     plain = re.sub(r"\b(ti|super)(?=(super|laptop|mobile)\b)", r"\1 ", plain)
     plain = re.sub(r"\b(\d+) ?(?:gb?|gib)\b", r"\1gb", plain)
     plain = re.sub(r"\bsxm\d?\b", "sxm", plain)
-    plain = plain.replace("dgx spark", "spark")
     return frozenset(_SAME.get(word, word) for word in plain.split()) - _NOISE
 
 
@@ -120,12 +149,15 @@ class GpuSpec:
 
     name: str
     """As NVML reports it, without the leading "NVIDIA "."""
+    vendor: str = "NVIDIA"
+    architecture: str = ""
+    """Key of `ARCHITECTURES`; "" of a card whose figures the user gave."""
     tflops: float
     """Dense 16-bit peak with fp32 accumulation, TFLOP/s. Of a laptop GPU at the highest power it is sold with."""
     bf16: bool
     """Whether bfloat16 runs at that rate; if not, only fp16 does (and on GTX 16 neither: see `fp16_share`)."""
     tensor_cores: bool
-    """Without them fp32 runs at that rate, too."""
+    """Whether 16-bit products are faster than fp32's, which else run at that rate, too."""
     fp16_share: float
     """Part of that rate which products in fp16 reach: 1 but on GTX 16."""
     memory_gb: float
@@ -142,11 +174,42 @@ class GpuSpec:
     """Best matmul that somebody measured on one, TFLOP/s."""
     source: str
     """Key of `SOURCES`."""
+    note: str = ""
+    """Words for its user."""
+    devices: int = 1
+    """As how many devices the driver lists one card; all figures are those of one device."""
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether its memory is the computer's."""
+        return self.architecture in ARCHITECTURES and ARCHITECTURES[self.architecture].system_gib is not None
+
+    @property
+    def usable_bytes(self) -> int:
+        """What programs can get: all of a card's own memory; of a computer's, what the system leaves to the GPU."""
+        if not self.is_unified:
+            return self.total_bytes
+        kind = ARCHITECTURES[self.architecture]
+        share = kind.gpu_share_below_36_gb if self.memory_gb < _SMALL_COMPUTER_GB else None
+        left = self.total_bytes - round((kind.system_gib or 0) * 2**30)
+        return max(0, min(left, round(self.memory_gb * 2**30 * (share or kind.gpu_share))))
+
+    @property
+    def untrained(self) -> str:
+        """Why gangline's trainer cannot use it yet; "" where it can."""
+        if self.vendor != "NVIDIA":
+            return f"gangline trains on NVIDIA GPUs only, and this is one of {self.vendor}"
+        if self.compute_capability and needed_cuda(self.compute_capability) is None:
+            return f"no torch that gangline knows has kernels for its compute capability, {self.compute_capability}"
+        return ""
 
     @property
     def total_bytes(self) -> int:
         """What NVML reports as total, or 98 % of what was sold where that is not known."""
         return self.visible_bytes or round(self.memory_gb * 2**30 * _VISIBLE_SHARE)
+
+
+_SMALL_COMPUTER_GB = 36
 
 
 def _spec(row: GpuRow) -> GpuSpec:
@@ -155,6 +218,8 @@ def _spec(row: GpuRow) -> GpuSpec:
     assert tflops is not None, f"{row.name}: neither a rate nor SMs and clock"
     return GpuSpec(
         name=row.name,
+        vendor=architecture.vendor,
+        architecture=row.architecture,
         tflops=round(tflops, 1),
         bf16=architecture.bf16,
         tensor_cores=architecture.tensor_cores,
@@ -167,6 +232,8 @@ def _spec(row: GpuRow) -> GpuSpec:
         laptop=row.name.endswith((" Laptop GPU", " with Max-Q Design")),
         measured_tflops=row.measured_tflops,
         source=row.source,
+        note=row.note,
+        devices=row.devices,
     )
 
 
@@ -183,6 +250,36 @@ def _read_rows(_name: str, found: Any) -> tuple[GpuSpec, ...]:
         if row.stated_tflops is None and row.computed_tflops is None:
             raise ValueError(f"{row.name}: neither a rate nor the number of SMs and their clock")
     return tuple(_spec(row) for row in rows)
+
+
+OWN_FIGURES: dict[str, tuple[float, float]] = {
+    "tflops_bf16": (0.1, 20_000),
+    "memory_gib": (1, 2048),
+    "bandwidth_gbs": (1, 50_000),
+    "power_w": (1, 5000),
+}
+"""What describes a card that is in no list -> its least and largest value; all but the power are needed."""
+
+
+def own_gpu(*, tflops_bf16: float, memory_gib: float, bandwidth_gbs: float, power_w: float = 0) -> GpuSpec:
+    """A card that is in no list, by the figures that its owner gives: dense TFLOP/s in bf16 with sums in fp32, GiB of
+    memory, GB/s of its bandwidth. It is taken to be of NVIDIA's make, with tensor cores.
+    """
+    return GpuSpec(
+        name="own figures",
+        tflops=tflops_bf16,
+        bf16=True,
+        tensor_cores=True,
+        fp16_share=1.0,
+        memory_gb=memory_gib,
+        visible_bytes=round(memory_gib * 2**30),
+        bandwidth_gb_s=bandwidth_gbs,
+        compute_capability="",
+        power_w=power_w,
+        laptop=False,
+        measured_tflops=None,
+        source="own figures",
+    )
 
 
 GPUS: tuple[GpuSpec, ...] = tuple(_spec(row) for row in ROWS)
@@ -202,11 +299,11 @@ def find_gpu(text: str, *, total_bytes: int | None = None) -> GpuSpec | None:
     """The GPU that NVML calls `text`, or that somebody means by it: "rtx4090", "4070 laptop", "a100-80gb", "h100".
 
     A short name means the desktop card, not the laptop's; of server cards the commonest: `a100` and `h100` are the SXM
-    ones with 80 GB. None where nothing fits: see `suggest_gpus`.
+    ones with 80 GB. None where nothing fits, see `suggest_gpus`, or several cards do, see `meanings`.
 
     total_bytes: the memory that NVML reports, to tell apart cards of one name (a 3080 with 10 or 12 GB).
     """
-    found = _named(GPUS, text) or _named(all_gpus(), text) or _closest(words(text))
+    found = _named(GPUS, text) or _named(all_gpus(), text) or ([] if meanings(text) else _closest(text))
     if not found:
         return None
     if total_bytes is None:
@@ -220,14 +317,34 @@ def _named(gpus: Sequence[GpuSpec], text: str) -> list[GpuSpec]:
 
 
 def _bare(name: str) -> str:
-    return re.sub(r"^NVIDIA ", "", name.strip())
+    return re.sub(r"^(NVIDIA|AMD|Intel\(R\)|Intel) ", "", name.strip())
 
 
-def _closest(wanted: frozenset[str]) -> list[GpuSpec]:
+def meanings(text: str) -> tuple[str, ...]:
+    """What to type for each of the cards that a name may mean: of "rtx6000" three; () for a name of one card."""
+    several: dict[str, list[str]] = _NAMES["several"]
+    return () if "quadro" in text.lower() else tuple(several.get(" ".join(sorted(words(text))), ()))
+
+
+def accelerator(text: str) -> str | None:
+    """What an accelerator is that is no GPU, such as "Google's TPU"; None where a name means none."""
+    plain = re.sub(r"[^a-z0-9]+", " ", text.lower())
+    known: dict[str, str] = _NAMES["no_gpus"]
+    return next((whose for pattern, whose in known.items() if re.search(rf"\b(?:{pattern})\b", plain)), None)
+
+
+def sizes_of(spec: GpuSpec) -> list[float]:
+    """The memory sizes, GB, that cards of this name have, in the table's order."""
+    return [gpu.memory_gb for gpu in all_gpus() if gpu.name == spec.name]
+
+
+def _closest(text: str) -> list[GpuSpec]:
     """Cards with all the words, those with the fewest further words first; the table's order decides between equals."""
+    wanted, whose = words(text), {_MAKERS[word] for word in re.findall("[a-z]+", text.lower()) if word in _MAKERS}
     if not naming(wanted):
         return []
-    fitting = [gpu for gpu in all_gpus() if wanted <= words(gpu.name) | _may_add(gpu)]
+    of_makers = [gpu for gpu in all_gpus() if not whose or gpu.vendor in whose]
+    fitting = [gpu for gpu in of_makers if wanted <= words(gpu.name) | _may_add(gpu)]
     return sorted(fitting, key=lambda gpu: sum(not is_memory(word) for word in words(gpu.name) - wanted))
 
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gangline.catalog.gpu_specs import GpuSpec, find_gpu, suggest_gpus
+from gangline.catalog.gpu_specs import (
+    OWN_FIGURES,
+    GpuSpec,
+    accelerator,
+    find_gpu,
+    is_memory,
+    meanings,
+    own_gpu,
+    sizes_of,
+    suggest_gpus,
+    words,
+)
 from gangline.catalog.link_rates import find_link, nvlink_of, suggest_links
 from gangline.errors import UsageError
 from gangline.planner.traffic import Fabric, LinkModel
@@ -26,6 +38,11 @@ CATALOGUE_SPREAD, MISLEADING_SPREAD = 0.15, 1.0
 _HOST = re.compile(
     r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})=)?(?:(?P<count>[1-9][0-9]{0,2})\s*[x*]\s*)?(?P<gpu>.+)"
 )
+
+
+_OWN_FORM = "{tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900}"
+_BETWEEN = re.compile(r",(?![^{}]*\})")
+"""A comma between machines, not between the figures of a card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +67,8 @@ class Placement:
     """The user's own word on its speed, relative to the others."""
     num_sharing: int = 1
     """Ranks on this card: `free_bytes` is one's part."""
+    note: str = ""
+    """What is to know of a card that nobody asked: how its name was understood, and what the catalogue says of it."""
 
     @property
     def label(self) -> str:
@@ -106,12 +125,13 @@ class PlannedCluster:
 def imagine(text: str, *, taken: Sequence[str] = ()) -> tuple[Placement, ...]:
     """Placements of machines that nobody asks: `[name=][Nx]GPU`, separated by commas.
 
-    "pc1=rtx4090, 2xrtx3090" is two hosts, pc1 with one card and host2 with two. taken: names that are in use. Raises
+    "pc1=rtx4090, 2xrtx3090" is two hosts, pc1 with one card and host2 with two. A card that is in no list is written as
+    its figures: "pc1=2x{tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900}". taken: names that are in use. Raises
     UsageError for cards that the catalogue does not have.
     """
     placements: list[Placement] = []
     names = list(taken)
-    for part in (piece.strip() for piece in text.split(",")):
+    for part in (piece.strip() for piece in _BETWEEN.split(text)):
         match = _HOST.fullmatch(part)
         if match is None:
             raise UsageError(
@@ -124,7 +144,8 @@ def imagine(text: str, *, taken: Sequence[str] = ()) -> tuple[Placement, ...]:
             raise UsageError(f"two machines are called {name}", seen=f"{text!r}", fix="give each one its own name")
         names.append(name)
         spec = card(match["gpu"])
-        placements += [_imagined(name, device, spec) for device in range(int(match["count"] or 1))]
+        devices = range(int(match["count"] or 1) * spec.devices)
+        placements += [_imagined(name, device, spec, typed=match["gpu"]) for device in devices]
     if len(placements) > MOST_RANKS:
         raise UsageError(
             f"{len(placements)} ranks", seen=f"expected {MOST_RANKS} at the most", fix="name fewer machines"
@@ -133,16 +154,64 @@ def imagine(text: str, *, taken: Sequence[str] = ()) -> tuple[Placement, ...]:
 
 
 def card(text: str) -> GpuSpec:
-    """The card of the catalogue that is meant; raises UsageError with those that are spelled alike."""
+    """The card of the catalogue that is meant, or the one whose figures are given.
+
+    Raises UsageError with those that are spelled alike.
+    """
+    if text.strip().startswith("{"):
+        return _own_card(text.strip())
+    if (whose := accelerator(text)) is not None:
+        raise UsageError(
+            f"{text.strip()} is {whose}, which gangline neither trains on nor plans for",
+            seen="expected a GPU of NVIDIA, AMD, Intel or Apple",
+            fix=f"write a GPU, or its figures: {_OWN_FORM}",
+        )
+    if several := meanings(text):
+        raise UsageError(
+            f"{text.strip()!r} is the name of {len(several)} cards",
+            seen=", ".join(f"{each} ({found.name})" for each in several if (found := find_gpu(each))),
+            fix=f"write {' or '.join(several)}",
+        )
     spec = find_gpu(text.strip())
     if spec is None:
         near = ", ".join(suggest_gpus(text))
         raise UsageError(
             f"the catalogue has no GPU named {text.strip()!r}",
             seen=f"expected a name such as rtx4090, a100-80gb or what nvidia-smi -L says; near: {near or 'none'}",
-            fix="write one of these names" if near else "write, for example, 3 machines as 3xrtx4090",
+            fix="write one of these names"
+            if near
+            else f"write, for example, 3 machines as 3xrtx4090, or a card's figures: {_OWN_FORM}",
         )
     return spec
+
+
+def _own_card(text: str) -> GpuSpec:
+    """A card by its figures, as cluster.yaml has them."""
+    figures: dict[str, float] = {}
+    for part in text.strip("{} ").split(","):
+        key, _, value = (piece.strip() for piece in part.partition(":"))
+        if key not in OWN_FIGURES:
+            known = ", ".join(OWN_FIGURES)
+            raise UsageError(f"{text}: no figure is called {key!r}", seen=f"expected {known}", fix=f"write {_OWN_FORM}")
+        least, most = OWN_FIGURES[key]
+        try:
+            figures[key] = float(value)
+        except ValueError:
+            figures[key] = math.nan
+        if not least <= figures[key] <= most:
+            raise UsageError(
+                f"{text}: {key} is {value or 'nothing'}",
+                seen=f"expected a number from {least:g} to {most:g}",
+                fix=f"write it as in {_OWN_FORM}",
+            )
+    missing = [key for key in OWN_FIGURES if key not in figures and key != "power_w"]
+    if missing:
+        raise UsageError(
+            f"{text}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing",
+            seen="expected all of tflops_bf16, memory_gib and bandwidth_gbs",
+            fix=f"write it as in {_OWN_FORM}",
+        )
+    return own_gpu(**figures)
 
 
 def link(text: str) -> LinkModel:
@@ -199,15 +268,30 @@ def without_hosts(world: PlannedCluster, names: Sequence[str]) -> PlannedCluster
     return rest
 
 
-def _imagined(host: str, device: int, spec: GpuSpec) -> Placement:
+def _imagined(host: str, device: int, spec: GpuSpec, *, typed: str) -> Placement:
     return Placement(
         host=host,
         device=device,
         gpu=spec.name,
         spec=spec,
-        free_bytes=spec.total_bytes - DISPLAY_BYTES,
+        free_bytes=spec.usable_bytes - (0 if spec.is_unified else DISPLAY_BYTES),
         memory_from="catalogue",
+        note="; ".join(_notes(spec, typed)),
     )
+
+
+def _notes(spec: GpuSpec, typed: str) -> Iterator[str]:
+    """What to know of a card by that name: other sizes of memory, two devices in one card, whose memory it is."""
+    others = [size for size in sizes_of(spec) if size != spec.memory_gb]
+    if others and not any(is_memory(word) for word in words(typed)):
+        sizes = " and ".join(f"{size:g}" for size in sorted(others))
+        yield f"taken with {spec.memory_gb:g} GB; there are some with {sizes}, such as {typed.strip()}-{others[0]:g}gb"
+    if spec.devices > 1:
+        yield f"one card is {spec.devices} devices, each a rank's own, with {spec.memory_gb:g} GB"
+    if spec.is_unified:
+        yield f"its memory is the computer's: {spec.usable_bytes / 2**30:.0f} of {spec.memory_gb:g} GiB are counted"
+    if spec.note:
+        yield spec.note
 
 
 def _next_name(names: Sequence[str]) -> str:

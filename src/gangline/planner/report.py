@@ -10,7 +10,7 @@ from typing import Any
 
 from gangline.planner.candidate import Candidate, builds_method, lacking
 from gangline.planner.decision import AS_FAST, Choice, Suggestion
-from gangline.planner.machines import Placement
+from gangline.planner.machines import Placement, PlannedCluster
 from gangline.planner.memory import Memory
 from gangline.planner.memory_fit import Need
 from gangline.planner.plan import Plan, PlannedRank
@@ -291,7 +291,8 @@ def _run(candidate: Candidate, length: Length) -> Iterator[str]:
     time = candidate.time
     low, high = (format_duration(steps * each) for each in (time.low_s, time.high_s))
     yield f"{words}: {format_duration(steps * time.total_s)} ({low} to {high})"
-    powers = [placement.spec.power_w for placement in candidate.world.placements if placement.spec is not None]
+    specs = [placement.spec for placement in candidate.world.placements]
+    powers = [spec.power_w for spec in specs if spec is not None and spec.power_w]
     if len(powers) == len(candidate.world.placements):
         kwh = sum(powers) * steps * time.total_s / 3.6e6
         if kwh >= 0.01:
@@ -384,8 +385,20 @@ def _today(choice: Choice, steps: int | None) -> Iterator[str]:
         yield lacking
 
 
+def _cards(world: PlannedCluster) -> Iterator[str]:
+    """Cards that the trainer cannot use, and what the catalogue says of others."""
+    for label, reason in dict.fromkeys(
+        (placement.label, placement.spec.untrained) for placement in world.placements if placement.spec is not None
+    ):
+        if reason:
+            hosts = dict.fromkeys(placement.host for placement in world.placements if placement.label == label)
+            yield f"planned only: gangline train cannot use the {label} of {', '.join(hosts)} yet; {reason}"
+    yield from dict.fromkeys(f"{placement.label}: {placement.note}" for placement in world.placements if placement.note)
+
+
 def _notes(choice: Choice) -> Iterator[str]:
     best = choice.best
+    yield from _cards(choice.world)
     if best is not None and not best.fits:
         yield f"memory is tight: it fits with a chance of {100 * best.chance:.0f} %"
     if (slower := slower_than_alone(choice)) is not None:
@@ -537,6 +550,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
                 "host": need.placement.host,
                 "device": need.placement.device,
                 "gpu": need.placement.gpu,
+                "untrained": need.placement.spec.untrained or None if need.placement.spec is not None else None,
                 "share": share,
                 "free_bytes": need.placement.free_bytes,
                 "memory_from": need.placement.memory_from,

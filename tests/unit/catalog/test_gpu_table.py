@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.catalog.gpu_specs import ARCHITECTURES, ROWS, SOURCES, find_gpu
+from gangline.catalog.gpu_specs import ARCHITECTURES, GPUS, ROWS, SOURCES, find_gpu
 
 
 def named(rows):
@@ -10,7 +10,11 @@ def named(rows):
 
 
 def test_there_are_enough_cards():
-    assert len({row.name for row in ROWS}) >= 130
+    names = {maker: {gpu.name for gpu in GPUS if gpu.vendor == maker} for maker in ("NVIDIA", "AMD", "Intel", "Apple")}
+    assert len(names["NVIDIA"]) >= 170
+    assert len(names["AMD"]) >= 25
+    assert len(names["Apple"]) >= 12
+    assert len(names["Intel"]) >= 8
     assert len({(row.name, row.memory_gb) for row in ROWS}) == len(ROWS)
 
 
@@ -29,7 +33,14 @@ def test_the_stated_rate_agrees_with_sms_and_clock(row):
 
 
 def test_only_rates_that_the_maker_throttles_or_that_nobody_explained_have_no_evidence():
-    assert {row.name for row in ROWS if row.computed_tflops is None} == {"H20", "L20", "B200", "GB200", "B300 SXM6 AC"}
+    assert {row.name for row in ROWS if row.computed_tflops is None} == {
+        "H20",
+        "L20",
+        "B200",
+        "GB200",
+        "GB300",
+        "B300 SXM6 AC",
+    }
     assert all(row.stated_tflops or row.computed_tflops for row in ROWS)
 
 

@@ -56,6 +56,55 @@ def test_a_misspelt_card_or_link_is_answered_with_near_ones() -> None:
         link("1 gigabanana")
 
 
+@pytest.mark.parametrize(
+    ("text", "said", "seen"),
+    [
+        ("pc1=rtx6000", "is the name of 3 cards", "RTX 6000 Ada Generation"),
+        ("pc1=tpu v5e", "Google's TPU", "NVIDIA, AMD, Intel or Apple"),
+        ("8xgaudi2", "Intel's Gaudi", "NVIDIA, AMD, Intel or Apple"),
+        ("ascend 910b", "Huawei's Ascend", "NVIDIA, AMD, Intel or Apple"),
+        ("{tflops_bf16: 100, memory_gib: 24}", "bandwidth_gbs is missing", "all of"),
+        ("{memory_gib: 24}", "tflops_bf16 and bandwidth_gbs are missing", "all of"),
+        ("{tflops_bf16: much, memory_gib: 24, bandwidth_gbs: 900}", "tflops_bf16 is much", "0.1 to 20000"),
+        ("{tflops_bf16: 100, memory_gib: -24, bandwidth_gbs: 900}", "memory_gib is -24", "1 to 2048"),
+        ("{tflops: 100}", "no figure is called 'tflops'", "tflops_bf16"),
+    ],
+)
+def test_what_is_no_one_gpu_is_refused_by_name(text: str, said: str, seen: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        imagine(text)
+    assert seen in caught.value.seen
+    assert caught.value.fix
+
+
+def test_a_card_in_no_list_is_planned_by_its_figures() -> None:
+    text = "pc1=2x{tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900}, pc2=rtx3090"
+    one, two, other = imagine(text)
+    assert (one.host, two.host, other.host) == ("pc1", "pc1", "pc2")
+    assert (one.spec and one.spec.tflops, one.spec and one.spec.bandwidth_gb_s) == (100, 900)
+    assert 23 < (one.free_bytes or 0) / 2**30 < 24
+
+
+@pytest.mark.parametrize(
+    ("typed", "note"),
+    [
+        ("4090", "taken with 24 GB; there are some with 48, such as 4090-48gb"),
+        ("4090-24gb", ""),
+        ("3090", ""),
+        ("gb10", "its memory is the computer's: 114 of 128 GiB are counted"),
+        ("4090-48gb", "a card with exchanged memory chips"),
+    ],
+)
+def test_how_a_name_was_understood_is_told(typed: str, note: str) -> None:
+    assert imagine(typed)[0].note == note
+
+
+def test_a_card_of_two_dies_is_two_placements() -> None:
+    placements = imagine("4xmi250x")
+    assert [placement.device for placement in placements] == list(range(8))
+    assert "each a rank's own, with 64 GB" in placements[0].note
+
+
 def test_machines_are_added_and_taken_away() -> None:
     more = with_hosts(world(), "rtx4090")
     assert more.hosts == ("pc1", "pc2", "pc3", "host4")
