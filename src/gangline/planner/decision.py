@@ -379,7 +379,13 @@ def _one_card(query: PlanQuery, bench: EvaluationContext) -> Suggestion | None:
     """The smallest card of the catalogue that holds the job alone."""
     none = LinkModel(latency_s=0.0, bytes_per_s=1e12, source="one card: nothing travels")
     for spec in sorted(GPUS, key=lambda gpu: (gpu.total_bytes, -gpu.tflops)):
-        if spec.laptop or spec.untrained or spec.note or (query.training.compute == "bf16" and not spec.bf16):
+        if (
+            spec.laptop
+            or spec.untrained
+            or spec.note
+            or spec.is_unified
+            or (query.training.compute == "bf16" and not spec.bf16)
+        ):
             continue
         world = PlannedCluster(placements=imagine(spec.name), wire=none, inside=none, asked=False)
         if (draft := choose(_fitting(query, world, bench))) is not None:
