@@ -26,7 +26,7 @@ from gangline.cli.output import Terminal
 from gangline.context import StartOptions
 from gangline.decide.what_if import WhatIf, predict
 from gangline.planner.candidate import Candidate
-from gangline.planner.memory import Memory
+from gangline.planner.memory_fit import Need
 
 GIB = 2**30
 FOLDER = Path(__file__).parent / "gpu_rows"
@@ -42,7 +42,27 @@ def rows() -> list[Row]:
 
 def stack_of(row: Row) -> str:
     """The `--stack` of the software that a row was measured with."""
-    return str(row["stack"])
+    found = next((stack for part, stack in STACK_OF.items() if part in row["source"]), row["stack"])
+    if found == "prime-rl" and row["note"].startswith("sft"):
+        return "prime-rl-sft"
+    if found == "fms":
+        recipe = str(row["id"]).split("/")[4]
+        plain = "fms-accelerated-peft" if recipe == "accelerated-peft-bnb" else "trl"
+        amp = "fms-foak-amp" if "liger" in row["source"] else "fms-foak"
+        return "fms-liger" if recipe.endswith("-liger") else amp if "foak" in recipe else plain
+    return str(found)
+
+
+STACK_OF = {
+    "fsdp_qlora": "fsdp-qlora",
+    "peft docs": "trl",
+    "fms-acceleration": "fms",
+    "litgpt": "litgpt",
+    "prime-rl": "prime-rl",
+    "longlora": "deepspeed",
+    "2309.12307": "deepspeed",
+}
+"""A part of a row's source -> stack; "fms" stands for those of its recipes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +93,25 @@ def lines(found: Iterable[Row]) -> list[Line]:
 def line(row: Row, folder: Path) -> Line:
     """One row; folder: where its model's config.json may lie."""
     stack = stack_of(row)
-    memory = asked(row, folder, stack=stack).needs[0].memory
+    need = asked(row, folder, stack=stack).needs[0]
     return Line(
         row=row["id"],
         source=row["source"].split(" ")[0],
         stack=stack,
         kind=row["memory_kind"],
-        planned_gib=planned_bytes(memory, row["memory_kind"]) / GIB,
+        planned_gib=planned_bytes(need, row["memory_kind"]) / GIB,
         measured_gib=row["memory_gib"],
-        instant=memory.peak.name,
+        instant=need.memory.peak.name,
     )
 
 
-def planned_bytes(memory: Memory, kind: str) -> int:
+def planned_bytes(need: Need, kind: str) -> int:
     """The plan's figure of this kind."""
+    memory = need.memory
     return {
         "allocated": memory.allocated_bytes,
-        "reserved": memory.allocated_bytes,
-        "nvsmi-rounded": memory.process.likely,
+        "reserved": memory.reserved_bytes(need.placement.free_bytes),
+        "nvsmi-rounded": memory.process_bytes(need.placement.free_bytes),
     }[kind]
 
 

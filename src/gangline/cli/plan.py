@@ -13,7 +13,7 @@ from gangline.cli.output import Terminal, between_words, print_data, print_json
 from gangline.context import REAL, Context, StartOptions, cluster_file, default_home
 from gangline.decide.what_if import WhatIf, plan_json, plan_lines, predict, require_fit, trace
 from gangline.errors import UsageError
-from gangline.planner.training import STACKS
+from gangline.planner.software import STACKS
 from gangline.report.live import terminal_width
 
 
@@ -29,7 +29,7 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     without: Annotated[list[str] | None, option("compare without this host", "HOST")] = None,
     link: Annotated[str | None, option("compare with this network: 10gbit, hdr, ...", "LINK")] = None,
     model: Annotated[str | None, option("compare with this model", "MODEL")] = None,
-    stack: Annotated[str, typer.Option(help=f"whose trainer: {', '.join(STACKS)}")] = "gangline",
+    stack: Annotated[str, typer.Option(help=f"whose trainer (docs/software.md): {', '.join(STACKS)}")] = "gangline",
     with_trace: Annotated[
         bool, typer.Option("--trace", help="also trace the trainer's memory (needs torch here)")
     ] = False,

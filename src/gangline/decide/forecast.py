@@ -425,10 +425,13 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
     trained: Number = compute if compute == "fp64" or job.parameters == "compute" else "fp32"
     if stack == GANGLINE and any(placement.gpu is None for placement in world.placements):
         stack = GANGLINE_CPU
+    if stack.adapters is not None and job.method.kind != "full":
+        trained = compute if stack.adapters == "compute" else stack.adapters
     attention = "eager" if job.model.attention == "eager" else stack.attention
     return Training(
         method=job.method.kind,
         bits=job.method.bits,
+        double_quant=stack.double_quant,
         micro_batch=job.micro_batch,
         sequence_length=job.data.sequence_length,
         compute=compute,

@@ -31,7 +31,8 @@ from gangline.planner.report import (
     ways_lines,
 )
 from gangline.planner.saves import Saving, save_cost
-from gangline.planner.training import GANGLINE, STACKS, SoftwareStack
+from gangline.planner.software import STACKS
+from gangline.planner.training import GANGLINE, SoftwareStack
 from gangline.provision.console import Console
 from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
@@ -230,9 +231,10 @@ def _job_without_data(start: StartOptions) -> Job:
 
 
 def _stack(name: str) -> SoftwareStack:
-    if name not in STACKS:
+    found = STACKS.get(name.lower().replace("_", "-"))
+    if found is None:
         raise UsageError(f"there is no stack {name!r}", seen=f"expected one of {', '.join(STACKS)}", fix="name one")
-    return STACKS[name]
+    return found
 
 
 # `plan --trace`: the trainer's own code on tensors without data, for the ways that are left at the end.

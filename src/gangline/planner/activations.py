@@ -8,6 +8,7 @@ tests/unit/planner/test_memory_rows.py with measured peaks of other software.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from gangline.planner.architecture import Architecture, Layer, Linear, adapted
@@ -298,7 +299,14 @@ class Block:
 
     def _adapter(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
         """peft: the input in the adapter's width, two narrow products, and the sum."""
-        rank = linear.rank or self.training.rank
+        narrow = self._narrowed(value, linear, linear.rank or self.training.rank)
+        wide = self._widened(narrow, base.numbers)
+        if self.training.dora:
+            return self._dora(base, wide, linear)
+        return self.tape.cast(self.tape.add(base, self.tape.apply(wide)), base.width)
+
+    def _narrowed(self, value: TensorSize, linear: Linear, rank: int) -> TensorSize:
+        """The product with an adapter's first matrix."""
         narrow_numbers = value.numbers // linear.inputs * rank
         if self.autocast:
             self.tape.copy_weights(rank * (linear.inputs + linear.outputs) * self.compute)
@@ -306,11 +314,7 @@ class Block:
         if self.training.dropout:
             value = self.tape.apply(value, keeps=(TensorSize(value.numbers, 1),))
         value = self.tape.cast(value, self.compute) if self.autocast else value
-        narrow = self.tape.apply(value, numbers=narrow_numbers, keeps=(value,))
-        wide = self._widened(narrow, base.numbers)
-        if self.training.dora:
-            return self._dora(base, wide, linear)
-        return self.tape.cast(self.tape.add(base, self.tape.apply(wide)), base.width)
+        return self.tape.apply(value, numbers=narrow_numbers, keeps=(value,))
 
     def _dora(self, base: TensorSize, wide: TensorSize, linear: Linear) -> TensorSize:
         """peft: both products times the trained length of their row over the row's length.
@@ -341,7 +345,9 @@ class Block:
     def _heads(self, value: TensorSize, linears: list[Linear]) -> tuple[TensorSize, TensorSize, TensorSize]:
         tokens, layer = self.training.tokens, self.layer
         sizes = [tokens * layer.heads * layer.head_dim, *[tokens * layer.kv_heads * layer.head_dim] * 2]
-        if len(linears) == 4:
+        if len(linears) == 4 and self.training.stack.joins_qkv:
+            query, key, content = self._joined(value, linears[:3], sizes)
+        elif len(linears) == 4:
             query, key, content = (self.linear(value, linear) for linear in linears[:3])
         else:
             whole = self.linear(value, linears[0])
@@ -350,6 +356,23 @@ class Block:
         if layer.qk_norm != "none":
             query, key = self.norm(query), self.norm(key)
         return (self._rotate(query), self._rotate(key), content) if layer.rotary else (query, key, content)
+
+    def _joined(self, value: TensorSize, linears: list[Linear], sizes: list[int]) -> Iterator[TensorSize]:
+        """Queries, keys and values from one matrix, with one adapter over those of them that are named: the input is
+        dropped once; index_copy spreads a part of the outputs among zeros, and keeps it for backward (torch's
+        derivatives.yaml: the gradient is expanded like the source).
+        """
+        whole = replace(linears[0], outputs=sum(each.outputs for each in linears), name="query_key_value")
+        base = self._quantised(value, whole) if self.training.method == "qlora" else self._product(value, whole)
+        chosen = () if self.full else [each for each in linears if each in adapted(self.layer, self.training.targets)]
+        if chosen:
+            rank = (chosen[0].rank or self.training.rank) * len(chosen)
+            narrow = self._narrowed(value, whole, rank)
+            reached = sum(each.outputs for each in chosen)
+            wide = self.tape.apply(narrow, numbers=base.numbers // whole.outputs * reached, keeps=(narrow,))
+            spread = wide if len(chosen) == 3 else self.tape.apply(wide, numbers=base.numbers, keeps=(wide,))
+            base = self.tape.cast(self.tape.add(base, self.tape.apply(spread)), base.width)
+        return (self.tape.apply(base, numbers=size, view=True) for size in sizes)
 
     def _rotate(self, value: TensorSize) -> TensorSize:
         width = max(value.width, self.residual_width)
@@ -392,8 +415,13 @@ class Block:
         scratch = query.numbers * FP32 + (2 * query.num_bytes if key.numbers < query.numbers else 0)
         result = self.tape.apply(query, key, content, numbers=numbers, scratch_bytes=scratch)
         mask = TensorSize(self.training.tokens * self.training.sequence_length, query.width)
-        self.tape.keep(query, key, content, result, lse, *((mask,) if self.training.packed else ()))
+        self.tape.keep(query, key, content, result, lse, *((mask,) if self._is_masked else ()))
         return result
+
+    @property
+    def _is_masked(self) -> bool:
+        """Whether attention gets a mask that keeps documents apart."""
+        return self.training.packed and self.training.stack.masks_documents
 
     def _kernel(self, width: int) -> str:
         """What sdpa takes (torch's sdp_utils.cpp).
@@ -406,7 +434,7 @@ class Block:
             return asked
         if layer.plain_attention:
             return "math"
-        if self.training.packed:
+        if self._is_masked:
             return "efficient"
         if width == 2 and layer.head_dim <= 256 and layer.head_dim == layer.value_dim:
             return "flash"
@@ -495,16 +523,20 @@ class Block:
         quantised = self.training.method == "qlora" and self.training.stack.expert_modules
         routed = self.tape.cast(routed, self.compute) if self.autocast and not quantised else routed
         numbers = int(layer.fused_weights * part)
-        merged = numbers * self.compute if self._merges() else 0
+        grouped = self.training.stack.grouped_adapters and self._merges()
+        merged = numbers * self.compute if self._merges() and not grouped else 0
         cast = numbers * self.compute if self.full and self.autocast else 0
         unpacked = numbers * self.compute if packs_experts(self.training) else 0
         self.tape.copy_weights(merged + cast + unpacked, cached=False)
         scratch = numbers * self._gradient_scratch() if self.full else merged
-        keeps = (routed,) if self.full else ()
+        keeps = (routed,) if self.full or grouped else ()
         both = self.tape.apply(routed, numbers=2 * width, keeps=keeps, scratch_bytes=scratch)
+        both = self.tape.add(both, self.tape.apply(routed, numbers=2 * width)) if grouped else both
         gated = self._gate(*self._halves(both))
-        down = self.tape.apply(gated, numbers=routed.numbers, keeps=(gated,) if self.full else ())
-        weighted = self.tape.apply(down, keeps=(down,))
+        down = self.tape.apply(gated, numbers=routed.numbers, keeps=(gated,) if self.full or grouped else ())
+        down = self.tape.add(down, self.tape.apply(gated, numbers=routed.numbers)) if grouped else down
+        down = self.tape.cast(down, FP32) if self.training.stack.weighs_in_fp32 else down
+        weighted = self.tape.cast(self.tape.apply(down, keeps=(down,)), routed.width)
         return self.tape.apply(weighted, numbers=tokens * self.hidden, passes=False)
 
     def _merges(self) -> bool:
@@ -594,7 +626,8 @@ def _fused(architecture: Architecture, training: Training, *, hidden: int, width
     """
     compute, vocabulary = BYTES[training.compute], architecture.vocabulary
     rows = min(-(-training.tokens // parts), max(MIN_CHUNK_ROWS, training.stack.chunk_numbers // vocabulary))
-    each = vocabulary * (max(FP32, compute) + (compute if compute < FP32 else 0))
+    bytes_each = training.stack.chunk_bytes or max(FP32, compute) + (compute if compute < FP32 else 0)
+    each = vocabulary * bytes_each
     chunk = rows * each
     head, stored = architecture.hidden * vocabulary, BYTES[training.parameters]
     kept = head * stored if trains_head(architecture, training) else 0
@@ -616,7 +649,8 @@ def _chunked(architecture: Architecture, training: Training, *, hidden: int) -> 
     the narrow one of its logits a quantised head is unpacked.
     """
     stack, compute, vocabulary = training.stack, BYTES[training.compute], architecture.vocabulary
-    rows = min(training.tokens, max(1, stack.chunk_numbers // vocabulary))
+    positions = stack.chunk_positions and stack.chunk_positions * training.micro_batch
+    rows = min(training.tokens, positions or max(1, stack.chunk_numbers // vocabulary))
     each = 2 * FP32 if stack.kept_softmax_bytes else compute + 3 * FP32
     logits = rows * vocabulary * each
     if training.method == "qlora" and stack.quantises_head:

@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from gangline.optimizers import EIGHT_BITS
 from gangline.planner.activations import HeadBytes, LayerBytes, head_bytes, layer_bytes, residual_width
 from gangline.planner.architecture import Architecture, Layer, lora_parameters
+from gangline.planner.software import placed, settled
 from gangline.planner.states import (
     FP32,
     Share,
     Term,
+    adapters_in_ram,
     disk_bytes,
     gradient_bytes,
     offloaded_bytes,
@@ -51,6 +53,8 @@ class Instant:
     name: str
     terms: tuple[Term, ...]
     """On top of what is there all the time."""
+    pooled_bytes: int = 0
+    """Besides, of tensors that are gone; see `SoftwareStack.pooled_logit_bytes`."""
 
     @property
     def num_bytes(self) -> int:
@@ -72,7 +76,8 @@ class Step:
     @functools.cached_property
     def computed(self) -> Training:
         """As it is computed: sharded weights are gathered in the width of products, and nothing needs autocast."""
-        if self.training.method == "full" and self.strategy.half.parts != "none":
+        gathered = self.full or self.training.stack.gathers_adapters
+        if gathered and self.strategy.half.parts != "none":
             return replace(self.training, parameters=self.training.compute)
         return self.training
 
@@ -109,7 +114,10 @@ class Step:
         )
         adapters = share.num_adapters(training)
         parts = trained_shards(training, strategy) if strategy.half.parts == "weights" else 1
-        held = adapters * (2 if training.splits else 1) * BYTES[training.parameters] // parts
+        copies = 2 if training.splits else training.stack.num_adapters
+        held = adapters * copies * BYTES[training.parameters] // parts
+        if adapters_in_ram(training, strategy) and not self.in_ram:
+            held = 0
         return _filled(
             Term(
                 name="weights",
@@ -147,7 +155,9 @@ class Step:
         """In order of time."""
         return (
             Instant(
-                name="loss", terms=_filled(*self._kept(forward=True), *self._loss(), self._gathered(0, forward=True))
+                name="loss",
+                terms=_filled(*self._kept(forward=True), *self._loss(), self._gathered(0, forward=True)),
+                pooled_bytes=self._pooled_bytes(),
             ),
             Instant(name="backward-last", terms=_filled(*self._backward_last())),
             Instant(name="backward-first", terms=_filled(*self._backward_first())),
@@ -196,6 +206,10 @@ class Step:
         yield Term(name="last norm", num_bytes=kept, source="hidden states in fp32")
         head = self._head()
         yield Term(name="loss", num_bytes=head.peak, source=head.formula)
+
+    def _pooled_bytes(self) -> int:
+        numbers = self.training.tokens * self.share.architecture.vocabulary if self.share.has_head else 0
+        return numbers * self.training.stack.pooled_logit_bytes
 
     def _head(self) -> HeadBytes:
         parts = self.strategy.shard_size if self.strategy.half.layers == "sliced" else 1
@@ -304,7 +318,9 @@ class Step:
         if self.training.method == "qlora":
             packed, _, rest = quantised_bytes(one, self.training)
             return packed + scale_bytes(one, self.training)[0] + rest
-        return one.num_parameters * BYTES[self.training.compute]
+        stack, training = self.training.stack, self.training
+        beside = stack.num_adapters * one.num_adapters(training) if stack.gathers_adapters else 0
+        return (one.num_parameters + beside) * BYTES[training.compute]
 
 
 def _filled(*terms: Term) -> tuple[Term, ...]:
@@ -385,8 +401,23 @@ class Memory:
     """In the machine's memory, in place of the card's."""
     process: Spread
     """Of the whole process: tensors with the allocator's gaps, context, communication buffers."""
+    factor: float = 1.0
+    """What the allocator holds over what tensors take at the peak, as a rule."""
     disk_bytes: int = 0
     """What of it lies on the host's disk."""
+
+    def reserved_bytes(self, free_bytes: int | None = None) -> int:
+        """What the allocator is likely to hold for tensors (torch's max_memory_reserved).
+
+        It keeps blocks that no tensor needs any more, until memory gets short.
+        """
+        most = self.persistent_bytes + max(each.num_bytes + each.pooled_bytes for each in self.instants)
+        held = int(most * self.factor)
+        return held if free_bytes is None else max(self.allocated_bytes, min(held, free_bytes))
+
+    def process_bytes(self, free_bytes: int | None = None) -> int:
+        """What the whole process is likely to hold: the same, context and communication buffers."""
+        return self.reserved_bytes(free_bytes) + self.process.likely - int(self.allocated_bytes * self.factor)
 
     @property
     def persistent_bytes(self) -> int:
@@ -416,6 +447,8 @@ def rank_memory(
     The peak lies at one of the instants: between the last and the first layer, activations fall and gradients rise in
     straight lines. Raises ModelError for adapters that match nothing (`lora_parameters`).
     """
+    training, strategy = settled(architecture, training, strategy), placed(training, strategy)
+    architecture = replace(architecture, tied=architecture.tied and not training.stack.unties)
     if training.method != "full":
         lora_parameters(architecture, training.rank, training.targets, dora=training.dora)
     share = share_of(padded_experts(architecture, training, strategy), strategy, rank)
@@ -427,5 +460,6 @@ def rank_memory(
         instants=instants,
         offloaded_bytes=step.offloaded_bytes,
         process=device.process(allocated, num_ranks=strategy.world_size),
+        factor=device.factor[1],
         disk_bytes=disk_bytes(share, training, strategy) if strategy.on_disk else 0,
     )

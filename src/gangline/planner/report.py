@@ -556,6 +556,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
                 "memory_from": need.placement.memory_from,
                 "chance": need.chance,
                 "memory": told[id(need.memory)],
+                "reserved_bytes": need.memory.reserved_bytes(need.placement.free_bytes),
             }
             for need, share in zip(candidate.needs, candidate.shares, strict=True)
         ],

@@ -173,6 +173,12 @@ def trained_shards(training: Training, strategy: PlannedStrategy) -> int:
     return 1 if whole else shards(strategy)
 
 
+def adapters_in_ram(training: Training, strategy: PlannedStrategy) -> bool:
+    """Whether adapters, their gradients and states lie in the machine's memory with the weights that are in parts."""
+    moved = training.method != "full" and "parameters" in strategy.offload
+    return moved and strategy.half.sharded_by == "fsdp2" and not training.stack.whole_adapters
+
+
 def weight_width(training: Training, strategy: PlannedStrategy) -> int:
     """Bytes per trained weight as the model holds it: ZeRO keeps `compute` weights, and the fp32 ones as a state."""
     if training.method == "full" and strategy.half.sharded_by == "deepspeed":
@@ -189,7 +195,8 @@ def weight_bytes(share: Share, training: Training, strategy: PlannedStrategy, *,
         return _ceil(share.num_parameters * weight_width(training, strategy), parts)
     compute = BYTES[training.compute]
     if training.method == "lora":
-        return _ceil(share.num_parameters * compute, parts)
+        frozen = compute if training.stack.frozen is None else BYTES[training.stack.frozen]
+        return _ceil(share.num_parameters * frozen, parts)
     packed, _, rest = quantised_bytes(share, training)
     cut, whole = scale_bytes(share, training)
     return _ceil(packed, parts) + _ceil(cut, parts) + whole + _ceil(rest, parts)
@@ -227,7 +234,8 @@ def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
     expert_rows = sum(layer.count * each[0] * each[1] for layer in share.layers for each in layer.expert_shapes)
     num_rows = share.num_rows + (expert_rows if packs_experts(training) else 0)
     scale = DOUBLE_SCALE_BYTES if training.double_quant else SCALE_BYTES
-    tables = (share.num_tables - head) * (FP32 if stack.upcasts else compute)
+    twice = share.architecture.embedding_weights if stack.doubles_embedding and share.has_embedding else 0
+    tables = (share.num_tables + twice - head) * (FP32 if stack.upcasts else compute)
     vectors = share.num_vectors * (FP32 if stack.upcasts or stack.upcast_norms else compute)
     if training.bits == 8:
         return packed, num_rows * ROW_SCALE_BYTES, experts + tables + vectors
@@ -240,7 +248,8 @@ def gradient_bytes(share: Share, training: Training, strategy: PlannedStrategy, 
     FSDP2 has them where the weights are.
     """
     half = strategy.half
-    if half.sharded_by == "fsdp2" and "optimizer" in strategy.offload and not in_ram:
+    moved = "optimizer" in strategy.offload or adapters_in_ram(training, strategy)
+    if half.sharded_by == "fsdp2" and moved and not in_ram:
         return 0
     numbers, width = share.num_trained(training), weight_width(training, strategy)
     parts = trained_shards(training, strategy) if half.parts in ("gradients", "weights") else 1
@@ -256,7 +265,7 @@ def optimizer_bytes(share: Share, training: Training, strategy: PlannedStrategy,
 
     in_ram: whether there is no GPU. Left out: tensors of fewer than 4,096 numbers, whose states have 32 bits.
     """
-    if "optimizer" in strategy.offload and not in_ram:
+    if ("optimizer" in strategy.offload or adapters_in_ram(training, strategy)) and not in_ram:
         return 0
     parts = trained_shards(training, strategy)
     numbers, stored = share.num_trained(training), BYTES[training.parameters]

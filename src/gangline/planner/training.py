@@ -22,39 +22,74 @@ class SoftwareStack:
     """The software as far as bytes depend on it."""
 
     name: str
+    about: str = ""
+    """The software and how it is set up, in a few words."""
+    known: Literal["measured", "reasoned"] = "measured"
+    """measured: compared with published peaks; reasoned: put together from its source and documentation."""
+    sources: tuple[str, ...] = ()
+    """Where its facts are from."""
     loss: Literal["fused", "chunked", "plain", "inplace"] = "fused"
     """fused: logits exist a chunk at a time, with the head's and the hidden states' gradient computed at once;
     chunked: all logits of a chunk of tokens at a time, again in backward; plain: all logits at once, in fp32 for the
     loss; inplace: all logits at once, and their gradient written over them by the loss's own kernel."""
     chunk_numbers: int = 1 << 27
     """Logits held at once by a fused or chunked loss."""
+    chunk_positions: int | None = None
+    """The same as positions of every sample, where that is what the software counts."""
+    chunk_bytes: int | None = None
+    """Bytes per logit of a chunk of a fused loss; None: fp32, and the width of products."""
     logit_bytes: int = 12
     """Bytes per logit at the highest point of a plain or inplace loss. plain: log-softmax and two gradients, 12, or in
     transformers 4.46 to 4.48 in forward logits, fp32 logits, shifted ones and log-softmax, 14; inplace: 4 less."""
     kept_logits_bytes: int = 0
     """Bytes per logit that the caller holds during backward, beside `logit_bytes` (plain)."""
+    pooled_logit_bytes: int = 0
+    """Bytes per logit that the allocator holds at the loss for tensors that are gone, and that fit no later one
+    (plain): logits in 16 bits beside those in fp32, and those shifted by a token, which are a little smaller."""
     kept_softmax_bytes: int = 0
     """Bytes per logit of what the loss of each chunk keeps for backward (chunked); 0: a chunk is computed again."""
     upcasts: bool = False
     """Whether what is not quantised is turned into fp32, and the residual stream with it (peft's k-bit preparation)."""
     upcast_norms: bool = False
-    """Whether norms alone are (TRL turns embedding and head back)."""
+    """Whether norms alone are (TRL turns embedding and head back). Neither is done to what fsdp has in parts."""
     attention: Literal["flash", "efficient", "math", "eager"] = "flash"
     """efficient: sdpa's memory-efficient kernel, keys and values repeated for all heads; math and eager keep matrices
     of attention weights, whose bytes grow with the square of the length."""
-    repeats_heads: bool = False
-    """Whether keys and values are repeated for all heads even where the kernel would not need it (flash)."""
+    masks_documents: bool = True
+    """Whether documents that share a sample are kept apart by a mask, which flash kernels do not take; else by their
+    lengths, which cost nothing."""
+    repeats_heads: tuple[str, ...] = ()
+    """Model types whose keys and values are repeated for all heads even where the kernel would not need it (flash);
+    "*": every one."""
+    joins_qkv: bool = False
+    """Whether queries, keys and values of every model come from one matrix."""
     holds_inputs: bool = False
     """Whether each layer's input and its gradient are held until backward is over (FSDP1's hooks on frozen weights,
     with reentrant checkpointing)."""
     fused: tuple[RecomputedPart, ...] = ()
     """Parts of a layer that are one kernel, which keeps its input only."""
     keeps_quantised_inputs: bool = False
-    """Whether the 4-bit product holds its input (bitsandbytes before 0.42)."""
+    """Whether the 4-bit product holds its input (bitsandbytes up to 0.42)."""
     unpacked_copies: int = 1
     """Of a 4-bit weight while it is multiplied: 2 if it was quantised in another half precision than the product's."""
+    doubles_embedding: bool = False
+    """Whether the embedding table is there twice beside quantised weights."""
+    unties: bool = False
+    """Whether a head that is the embedding table gets a copy of its own."""
     quantises_head: bool = False
     """Whether the output head is quantised as well."""
+    double_quant: bool = True
+    """Whether scales of 4-bit weights are quantised again, as its recipes have it."""
+    adapters: Literal["fp32", "compute"] | None = None
+    """Width of adapters' weights, whatever the job says of trained ones; None: as the job says."""
+    num_adapters: int = 1
+    """Adapters side by side over every matrix, one of which is trained at a time."""
+    grouped_adapters: bool = False
+    """Whether adapters of experts are products of their own; else they are added to the experts' weights (peft)."""
+    weighs_in_fp32: bool = False
+    """Whether experts' results are multiplied with their weights in fp32."""
+    frozen: Number | None = None
+    """Width in which weights that are not trained lie there (lora); None: that of products."""
     adapter_share: float = 1.0
     """Part of a matrix's outputs that its adapter reaches; the others get zeros, at the price of one more copy of what
     the adapter computed (queries and values, where one matrix makes queries, keys and values)."""
@@ -64,6 +99,12 @@ class SoftwareStack:
     """Whether every rank has all adapters where the frozen weights are in parts (fsdp, hsdp)."""
     divides_scales: bool = False
     """Whether the scales of quantised weights are in parts where these are (fsdp, hsdp)."""
+    chooses_reshard: bool = False
+    """Whether a layer may be kept between forward and backward where there is room (fsdp); else it is given up."""
+    always_sharded: bool = False
+    """Whether a rank by itself has its weights in parts, too: one part, and copies in the width of products."""
+    gathers_adapters: bool = False
+    """Whether adapters are put together in the width of products, as the weights around them are (fsdp)."""
     reduces: Number = "fp32"
     """In which width sharded gradients are summed over ranks."""
     foreach: bool = False
@@ -72,23 +113,29 @@ class SoftwareStack:
     """Whether experts are modules of their own (transformers 4), which are quantised like other linears."""
     autocast: bool = True
     """Whether products of weights in another width run under autocast."""
+    autocasts_lora: bool = True
+    """The same, where weights are not quantised."""
     caches_casts: bool = True
     """Whether autocast holds the copies that it makes until forward ends."""
 
 
-GANGLINE = SoftwareStack(name="gangline", caches_casts=False, whole_adapters=True, divides_scales=True)
-"""Our own trainer: cross-entropy fused with the head, fused AdamW, sdpa."""
-GANGLINE_CPU = replace(GANGLINE, name="gangline-cpu", chunk_numbers=1 << 20, widens_norms=False)
-"""The same on ranks without a GPU: chunks that stay in a CPU's caches."""
-HF_KBIT = SoftwareStack(
-    name="hf-kbit", loss="plain", kept_logits_bytes=4, upcasts=True, attention="math", foreach=True, autocast=False
+GANGLINE = SoftwareStack(
+    name="gangline",
+    about="gangline's own trainer: cross-entropy fused with the head, fused AdamW, sdpa",
+    sources=("gangline's traces of its trainer: tests/train/test_closed_form.py, benchmarks/trace.py",),
+    caches_casts=False,
+    whole_adapters=True,
+    divides_scales=True,
+    chooses_reshard=True,
 )
-"""A loop on transformers with peft's prepare_model_for_kbit_training: fp32 queries leave sdpa its math form."""
-HF = SoftwareStack(name="hf", loss="plain", foreach=True)
-"""transformers' Trainer on a half-precision model, with autocast; it lets logits go before backward."""
-HF_PURE = SoftwareStack(name="hf-pure", loss="plain", foreach=True, autocast=False)
-"""The same without autocast."""
-STACKS = {stack.name: stack for stack in (GANGLINE, GANGLINE_CPU, HF_KBIT, HF, HF_PURE)}
+"""Our own trainer."""
+GANGLINE_CPU = replace(
+    GANGLINE,
+    name="gangline-cpu",
+    about="the same on ranks without a GPU: chunks that stay in a CPU's caches",
+    chunk_numbers=1 << 20,
+    widens_norms=False,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ def _trainer(row: Run, common: SoftwareStack) -> SoftwareStack:
     return replace(
         common,
         logit_bytes=_logit_bytes(row),
-        repeats_heads=row.model.startswith(REPEATING),
+        repeats_heads=REPEATING,
         holds_inputs=row.strategy == "fsdp1",
         reduces="bf16",
     )

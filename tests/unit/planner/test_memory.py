@@ -8,7 +8,8 @@ import pytest
 from gangline.errors import ModelError
 from gangline.planner.config import read_architecture
 from gangline.planner.memory import CPU, CUDA, Spread, rank_memory
-from gangline.planner.training import GANGLINE, HF_PURE, STACKS, PlannedStrategy, Training
+from gangline.planner.software import HF_PURE, STACKS
+from gangline.planner.training import GANGLINE, PlannedStrategy, Training
 from gangline.strategies.local_sgd.plan import EXCHANGED_NUMBERS
 from tests.unit.planner.published import PUBLISHED
 

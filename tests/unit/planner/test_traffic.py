@@ -7,6 +7,7 @@ import pytest
 from gangline.errors import ModelError
 from gangline.planner.config import read_architecture
 from gangline.planner.memory import CPU, rank_memory
+from gangline.planner.software import HF_KBIT
 from gangline.planner.traffic import (
     NF4_BYTES,
     Exchange,
@@ -17,7 +18,7 @@ from gangline.planner.traffic import (
     trained_weights,
     wire_bytes,
 )
-from gangline.planner.training import BYTES, HF_KBIT, PlannedStrategy, Training
+from gangline.planner.training import BYTES, PlannedStrategy, Training
 from tests.unit.planner.published import PUBLISHED
 from tests.unit.planner.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_32_1B, SMALL
 

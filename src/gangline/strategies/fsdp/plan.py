@@ -64,9 +64,12 @@ class FsdpPlan(PlanHalf):
     passes_state = False
 
     def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
-        """With and without giving up weights after forward; a job that offloads them gives them up."""
+        """With and without giving up weights after forward; a job that offloads them gives them up, and so does other
+        software than ours.
+        """
         size, offload = len(scenario.world.placements), scenario.offload(self.kind)
-        for reshard in (True,) if offload else (True, False):
+        keeps = scenario.training.stack.chooses_reshard and not offload
+        for reshard in (True, False) if keeps else (True,):
             yield PlannedStrategy(kind=self.kind, world_size=size, shard_size=size, reshard=reshard, offload=offload)
 
     def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
