@@ -5,6 +5,7 @@ For a plan before `gangline bench network` has measured the link, and for questi
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import math
@@ -46,21 +47,75 @@ def _spec(name: str, line_gbps: float, payload_gb_s: float, latency_s: float, *w
 LINKS: tuple[LinkSpec, ...] = tuple(_spec(*row) for row in _FILE["rows"])
 """By kind; Ethernet is TCP over sockets, with RDMA the same wire has its own rows."""
 
+_PORTS = re.compile(r"([2-9]|[1-9]\d) ?[x*] ?(.+)")
+_PING = re.compile(r"(.+?),? (\d+(?:\.\d+)?) ?ms(?: (?:ping|rtt))?")
+_WAN = re.compile(r"(?:(?:wan|internet|wireguard|vpn|tailscale|zerotier)(?: over the internet)?) ?(.*)")
+_RDMA = re.compile(r"\b(?:ib|infiniband|roce ?v?[12]?|rdma)\b")
+WAN_PING_S, WAN_PAYLOAD_SHARE = 30e-3, 0.89
+"""Between two homes of one country, where nobody names the ping; see `SOURCES["wan"]`."""
+_RDMA_PAYLOAD_SHARE, _RDMA_HOP_S = 0.96, 14e-6
 _ETHERNET = tuple(link for link in LINKS if link.source in {"tcp", "tcp-fast"})
 _RATE = re.compile(r"(\d+(?:\.\d+)?) ?([gm])(?:bit|bits|bps|be|b|ige|igabit|egabit)?(?:/s)?(?: ?(?:ethernet|lan|tcp))?")
 
 
 def find_link(text: str) -> LinkSpec | None:
-    """The link that somebody means: "1gbit", "10 GbE", "100mbit", "hdr", "roce 200", "pcie4 x16", "nvlink-h100".
+    """The link that somebody means, such as "1gbit", "hdr", "roce 25g", "8x400G", "wifi 7" or "wan 50mbit 30ms".
 
-    A rate that is not in the table, such as "20gbit", is Ethernet with TCP: see `ethernet`. None where nothing fits.
+    A rate that is not in the table, such as "20gbit", is Ethernet with TCP, see `ethernet`; behind `wan` or `wireguard`
+    it is what the slower end uploads. "30 ms" is a ping. Several ports carry what one does, times their number; from
+    100G on they are RDMA, unless they are called Ethernet. None where nothing fits.
     """
     plain = re.sub(r"[-_ ]+", " ", text.strip().lower())
-    rate = _RATE.fullmatch(plain)
-    if rate:
-        gbps = float(rate[1]) / (1 if rate[2] == "g" else 1000)
-        return ethernet(gbps) if 0 < gbps < math.inf else None
+    if ports := _PORTS.fullmatch(plain):
+        return _several(int(ports[1]), ports[2])
+    if ping := _PING.fullmatch(plain):
+        found = find_link(ping[1])
+        return found and dataclasses.replace(
+            found, name=f"{found.name}, ping {ping[2]} ms", latency_s=max(1e-6, float(ping[2]) / 2e3)
+        )
+    if wan := _WAN.fullmatch(plain):
+        return _wan(_rate(wan[1]))
+    if (gbps := _rate(plain)) is not None:
+        return ethernet(gbps)
+    if _RDMA.search(plain) and (gbps := _rate(_RDMA.sub("", plain).strip())) is not None:
+        return _rdma(gbps)
     return _by_name(plain)
+
+
+def _rate(plain: str) -> float | None:
+    """Gbit/s of "2.5gbit"; None for what is no rate."""
+    rate = _RATE.fullmatch(plain)
+    gbps = float(rate[1]) / (1 if rate[2] == "g" else 1000) if rate else 0.0
+    return gbps if 0 < gbps < math.inf else None
+
+
+def _several(count: int, plain: str) -> LinkSpec | None:
+    one = find_link(plain)
+    if re.fullmatch(r"[1-8]00 ?g(?:bit|bit/s|bps|b|b/s)?", plain):
+        one = _rdma(float(plain.split("g", maxsplit=1)[0]))
+    return one and dataclasses.replace(
+        one,
+        name=f"{count} x {one.name}",
+        line_gbps=count * one.line_gbps,
+        payload_bytes_per_s=count * one.payload_bytes_per_s,
+    )
+
+
+def _rdma(line_gbps: float) -> LinkSpec:
+    """InfiniBand or RoCE of any rate: the table's row, or as much of the line as those carry."""
+    known = (link for link in LINKS if link.source == "rdma" and link.line_gbps == line_gbps)
+    return next(known, None) or _spec(
+        f"RoCE {line_gbps:g}", line_gbps, line_gbps / 8 * _RDMA_PAYLOAD_SHARE, _RDMA_HOP_S, "rdma"
+    )
+
+
+def _wan(line_gbps: float | None) -> LinkSpec | None:
+    if line_gbps is None:
+        return None
+    rate = f"{line_gbps:g} Gbit/s" if line_gbps >= 1 else f"{line_gbps * 1000:g} Mbit/s"
+    warning = "The internet between two homes is uneven, and uploads share it."
+    payload = line_gbps / 8 * WAN_PAYLOAD_SHARE
+    return _spec(f"WireGuard over {rate} of internet", line_gbps, payload, WAN_PING_S / 2, "wan", warning)
 
 
 def ethernet(line_gbps: float) -> LinkSpec:
@@ -95,6 +150,9 @@ def _between(line_gbps: float) -> float:
 
 
 def _by_name(plain: str) -> LinkSpec | None:
+    plain = re.sub(r"^(?:ib|infiniband) (?=[a-z])", "", plain)
+    plain = re.sub(r"^(mellanox |nvidia )?(?:connect ?x|cx|mcx) ?(?=\d)", "connectx ", plain)
+    plain = re.sub(r"^(hdr|ndr|powerline|moca|homeplug) ?(av)? ?(?=\d{3,4}$)", r"\1 ", plain)
     if (name := _FILE["other_names"].get(plain)) is not None:
         return next(link for link in LINKS if link.name == name)
     wanted = _words(plain)
@@ -103,7 +161,9 @@ def _by_name(plain: str) -> LinkSpec | None:
     return next((link for link in LINKS if wanted <= _words(link.name)), None)
 
 
-_KINDS = frozenset({"ethernet", "infiniband", "roce", "or", "without", "p2p", "wifi", "pcie", "nvlink", "x8", "x16"})
+_KINDS = frozenset(
+    {"ethernet", "infiniband", "roce", "or", "without", "p2p", "wifi", "pcie", "nvlink", "x8", "x16", "usb"}
+)
 """Words that do not say which of several links is meant."""
 
 
@@ -112,8 +172,10 @@ def _words(text: str) -> frozenset[str]:
     plain = re.sub(r"wi[- ]?fi", "wifi ", text.lower())
     plain = re.sub(r"\b(pcie|pci e|pci express)(?: ?gen)? ?(?=\d)", "pcie ", plain)
     plain = re.sub(r"(?<=\d)x(?=\d)", " x", plain.replace(".0", " "))
-    plain = re.sub(r"\b(nvlink|roce|infiniband|ib|hdr|ndr|edr)(?=[a-z]?\d)", r"\1 ", plain)
-    return frozenset({"ib": "infiniband"}.get(word, word) for word in re.findall(r"[a-z0-9.]+", plain))
+    plain = re.sub(r"\b(nvlink|roce|infiniband|ib|[sdqfehnx]dr|thunderbolt|tb|usb)(?=[a-z]?\d)", r"\1 ", plain)
+    return frozenset(
+        {"ib": "infiniband", "tb": "thunderbolt"}.get(word, word) for word in re.findall(r"[a-z0-9.]+", plain)
+    )
 
 
 def suggest_links(text: str, *, at_most: int = 5) -> list[str]:
@@ -129,7 +191,7 @@ def suggest_links(text: str, *, at_most: int = 5) -> list[str]:
 
 
 def nvlink_of(gpu: str) -> str | None:
-    """The NVLink that cards of this name are joined by on their board; None for cards in slots, bridged or not."""
+    """The NVLink, or Infinity Fabric, that joins cards of this name on their board; None for cards in slots."""
     words = set(re.split(r"[-\s]+", gpu))
     if words & {"PCIe", "PCIE", "NVL"}:
         return None
@@ -137,5 +199,9 @@ def nvlink_of(gpu: str) -> str | None:
         "nvlink-b200": {"B200", "GB200", "B300", "GB300"},
         "nvlink-h100": {"H100", "H200", "GH200", "H20"},
         "nvlink-a100": {"SXM4", "H800", "A800"},
+        "nvlink-v100": {"V100"},
+        "infinity-fabric-mi350x": {"MI350X", "MI355X"},
+        "infinity-fabric-mi300x": {"MI300X", "MI325X", "MI300A"},
+        "infinity-fabric-mi250x": {"MI250", "MI250X"},
     }
     return next((name for name, members in families.items() if words & members), None)

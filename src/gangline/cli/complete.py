@@ -124,8 +124,11 @@ def short_name(gpu: str) -> str:
     return re.sub(r"(?<=\d)-ti\b", "ti", re.sub(r"^(rtx|gtx)-(?=\d)", r"\1", "-".join(words)))
 
 
+_MORE_LINKS = ("edr", "8x400g", "wifi6", "wifi7", "thunderbolt4", "powerline")
+
+
 def _links(_before: Sequence[str], _current: str) -> Candidates:
-    yield from ((name, "") for name in ("1gbit", "2.5gbit", "10gbit", "25gbit", "100gbit", "hdr", "ndr"))
+    yield from ((name, "") for name in ("1gbit", "2.5gbit", "10gbit", "25gbit", "100gbit", "hdr", "ndr", *_MORE_LINKS))
 
 
 def _models(_before: Sequence[str], _current: str) -> Candidates:

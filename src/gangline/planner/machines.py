@@ -221,7 +221,7 @@ def link(text: str) -> LinkModel:
         near = ", ".join(suggest_links(text)) or "no similar name"
         raise UsageError(
             f"the catalogue has no link named {text.strip()!r}",
-            seen=f"expected a name such as 1gbit, 2.5gbit, 10gbit or hdr; near: {near}",
+            seen=f"expected a name such as 1gbit, hdr, 8x400g, wifi 6, thunderbolt 4 or wan 50mbit 30ms; near: {near}",
             fix="write one of these names",
         )
     return LinkModel(
@@ -229,6 +229,7 @@ def link(text: str) -> LinkModel:
         bytes_per_s=spec.payload_bytes_per_s,
         source=f"catalogue: {spec.name}",
         spread=MISLEADING_SPREAD if spec.warning else CATALOGUE_SPREAD,
+        warning=spec.warning,
     )
 
 

@@ -401,6 +401,8 @@ def _notes(choice: Choice) -> Iterator[str]:
     yield from _cards(choice.world)
     if best is not None and not best.fits:
         yield f"memory is tight: it fits with a chance of {100 * best.chance:.0f} %"
+    if len(choice.world.hosts) > 1 and choice.world.wire.warning:
+        yield choice.world.wire.warning
     if (slower := slower_than_alone(choice)) is not None:
         yield slower
     for candidate in choice.by_kind:

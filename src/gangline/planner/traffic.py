@@ -218,6 +218,8 @@ class LinkModel:
     """Where the figures come from, for people."""
     spread: float = 0.0
     """How far times may be off, as a part: the worst point of a fit, or what a catalogue leaves open."""
+    warning: str = ""
+    """Why the figures may mislead."""
 
     def seconds(self, num_bytes: float) -> float:
         """Of one message."""

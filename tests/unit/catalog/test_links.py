@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.catalog.link_rates import LINKS, SOURCES, ethernet, find_link, suggest_links
+from gangline.catalog.link_rates import LINKS, SOURCES, ethernet, find_link, nvlink_of, suggest_links
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,46 @@ from gangline.catalog.link_rates import LINKS, SOURCES, ethernet, find_link, sug
         ("Wi-Fi 6", "Wi-Fi 6"),
         ("20gbit", "20 Gbit/s Ethernet"),
         ("50mbit", "50 Mbit/s Ethernet"),
+        # the words of InfiniBand and RoCE
+        ("sdr", "InfiniBand SDR"),
+        ("InfiniBand QDR", "InfiniBand QDR"),
+        ("ib fdr", "InfiniBand FDR"),
+        ("IB HDR100", "InfiniBand EDR or RoCE 100"),
+        ("ndr200", "InfiniBand HDR or RoCE 200"),
+        ("XDR", "InfiniBand XDR or RoCE 800"),
+        ("200G IB", "InfiniBand HDR or RoCE 200"),
+        ("ib 400g", "InfiniBand NDR or RoCE 400"),
+        ("RoCE v2 100G", "InfiniBand EDR or RoCE 100"),
+        ("25g roce", "RoCE 25"),
+        ("ConnectX-6", "InfiniBand HDR or RoCE 200"),
+        ("cx7", "InfiniBand NDR or RoCE 400"),
+        ("Mellanox ConnectX-3", "InfiniBand FDR"),
+        # what is at home
+        ("thunderbolt4", "Thunderbolt 4 or USB4"),
+        ("Thunderbolt 3", "Thunderbolt 3"),
+        ("tb5", "Thunderbolt 5 or USB4 v2"),
+        ("usb4", "Thunderbolt 4 or USB4"),
+        ("USB 4", "Thunderbolt 4 or USB4"),
+        ("usb4 v2", "Thunderbolt 5 or USB4 v2"),
+        ("wifi 6e", "Wi-Fi 6E"),
+        ("wifi7", "Wi-Fi 7"),
+        ("Wi-Fi 4", "Wi-Fi 4"),
+        ("powerline", "Powerline 1200"),
+        ("powerline AV 500", "Powerline 500"),
+        ("powerline2000", "Powerline 2000"),
+        ("moca", "MoCA 2.5"),
+        # between homes
+        ("wan 50mbit", "WireGuard over 50 Mbit/s of internet"),
+        ("wireguard 100 mbit 20 ms", "WireGuard over 100 Mbit/s of internet, ping 20 ms"),
+        ("internet 1gbit", "WireGuard over 1 Gbit/s of internet"),
+        ("1gbit 5ms", "1 GbE, ping 5 ms"),
+        # several ports
+        ("2x25G", "2 x 25 GbE"),
+        ("2 x 10gbit", "2 x 10 GbE"),
+        ("8x400G", "8 x InfiniBand NDR or RoCE 400"),
+        ("8xndr", "8 x InfiniBand NDR or RoCE 400"),
+        ("4x 200g ib", "4 x InfiniBand HDR or RoCE 200"),
+        ("2x100gbe", "2 x 100 GbE"),
     ],
 )
 def test_a_link_is_found_by_what_people_type(typed, name):
@@ -48,11 +88,28 @@ def test_every_link_is_found_by_its_own_name_and_says_where_its_figure_is_from(l
 
 
 def test_every_source_is_used():
-    assert {link.source for link in LINKS} == set(SOURCES)
+    assert {link.source for link in LINKS} | {"wan"} == set(SOURCES)
 
 
 @pytest.mark.parametrize(
-    "typed", ["", "pigeon", "0gbit", "-5gbit", "nvlink", "pcie", "infiniband", "x16", "100", "gbit"]
+    "typed",
+    [
+        "",
+        "pigeon",
+        "0gbit",
+        "-5gbit",
+        "nvlink",
+        "pcie",
+        "infiniband",
+        "x16",
+        "100",
+        "gbit",
+        "wan",
+        "wireguard",
+        "8x",
+        "2xpigeon",
+        "usb",
+    ],
 )
 def test_what_is_ambiguous_or_no_link_is_not_guessed(typed):
     assert find_link(typed) is None
@@ -72,6 +129,17 @@ def test_what_is_ambiguous_or_no_link_is_not_guessed(typed):
         ("edr", 12, 12),
         ("hdr", 24, 24),
         ("ndr", 47, 49),
+        ("qdr", 3, 4),
+        ("fdr", 5.5, 6.8),
+        # nccl#812 and nccl-tests#100
+        ("8xhdr", 190, 195),
+        ("4x200g", 88, 97),
+        ("8x400g", 8 * 47, 8 * 49),
+        ("thunderbolt 3", 1.1, 2.0),
+        ("thunderbolt 4", 1.3, 2.5),
+        ("wifi 7", 0.1, 0.4),
+        ("powerline", 0.01, 0.05),
+        ("wan 50mbit", 0.0053, 0.0057),
         ("pcie4 x16", 10, 20),
         ("pcie5 x16", 28, 35),
         ("nvlink-a100", 208, 235),
@@ -98,20 +166,54 @@ def test_fast_ethernet_is_bound_by_sockets_and_never_slower_than_a_slower_one():
     assert ethernet(400).payload_bytes_per_s == ethernet(100).payload_bytes_per_s
 
 
-def test_wifi_comes_with_a_warning_and_cables_do_not():
-    warned = {link.name for link in LINKS if link.warning}
-    assert warned == {"Wi-Fi 5", "Wi-Fi 6"}
+def test_what_is_shared_or_uneven_comes_with_a_warning():
+    warned = {link.source for link in LINKS if link.warning}
+    assert warned == {"wifi", "powerline", "thunderbolt"}
+    assert all(link.warning for link in LINKS if link.source in warned)
+    assert find_link("wan 50mbit").warning
+
+
+def test_a_ping_is_two_ways():
+    assert find_link("wireguard 50mbit 40ms").latency_s == pytest.approx(0.02)
+    assert find_link("wan 50mbit").latency_s == pytest.approx(0.015)
+
+
+def test_newer_kinds_of_a_family_are_faster():
+    for family in (
+        ["wifi 4", "wifi 5", "wifi 6", "wifi 6e", "wifi 7"],
+        ["sdr", "ddr", "qdr", "fdr", "edr", "hdr", "ndr", "xdr"],
+        ["tb3", "tb4", "tb5"],
+        ["powerline 500", "powerline 1200", "powerline 2000"],
+    ):
+        rates = [find_link(name).payload_bytes_per_s for name in family]
+        assert rates == sorted(set(rates))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "joined_by"),
+    [
+        ("Tesla V100-SXM2-32GB", "NVLink V100"),
+        ("Tesla V100-PCIE-32GB", None),
+        ("Instinct MI300X", "Infinity Fabric MI300X"),
+        ("Instinct MI355X", "Infinity Fabric MI350X"),
+        ("H100 80GB HBM3", "NVLink H100"),
+        ("GeForce RTX 4090", None),
+    ],
+)
+def test_cards_on_one_board_are_joined_by_their_own_links(gpu, joined_by):
+    found = nvlink_of(gpu)
+    assert (None if found is None else find_link(found).name) == joined_by
 
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("nvlink", ["NVLink A100", "NVLink H100", "NVLink B200"]),
-        ("infiniband", ["InfiniBand EDR or RoCE 100", "InfiniBand HDR or RoCE 200", "InfiniBand NDR or RoCE 400"]),
-        ("nvlink h1000", ["NVLink H100", "NVLink A100", "NVLink B200"]),
+        ("nvlink", ["NVLink V100", "NVLink A100", "NVLink H100", "NVLink B200"]),
+        ("nvlink h1000", ["NVLink H100", "NVLink V100", "NVLink A100", "NVLink B200"]),
         ("carrier pigeon", []),
     ],
 )
 def test_an_unknown_link_gets_its_neighbours(typed, expected):
     assert sorted(suggest_links(typed)) == sorted(expected)
     assert len(suggest_links("pcie")) <= 5
+    assert all("InfiniBand" in name for name in suggest_links("infiniband"))
