@@ -164,6 +164,15 @@ def is_remote(path: str) -> bool:
     return _ADDRESS.match(path) is not None
 
 
+_ON_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):(?!//)(~?/.+)", re.DOTALL)
+
+
+def on_host(path: str) -> tuple[str, str]:
+    """(host, path there) of `pc1:/data/rows.jsonl`; ("", path) of a file of this computer, or of an address."""
+    found = _ON_HOST.fullmatch(path)
+    return (found[1], found[2]) if found else ("", path)
+
+
 def compression(path: str) -> str:
     """The ending that names the compression of a file, such as `.gz`; "" for none."""
     return next((ending for ending in OPENERS if path.lower().endswith(ending)), "")

@@ -35,7 +35,7 @@ from gangline.config.validate import Checked
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS, ROLES, fields_of, has_conversations
 from gangline.optimizers import OPTIMIZERS
-from gangline.row_files import is_remote
+from gangline.row_files import is_remote, on_host
 from gangline.runs.decode import build
 from gangline.runs.gang import nearby, whole_counts
 from gangline.runs.job import (
@@ -248,10 +248,19 @@ def _files(checked: Checked[JobWords], key: KeyPath, source: PartWords, *, folde
         )
     good = not beside
     found: list[str] = []
+    if len({on_host(text)[0] for text in source.files or ()}) > 1:
+        good = False
+        checked.report(
+            key,
+            seen="files on different computers",
+            expected="the files of one source on one computer",
+            fix="make them sources of their own: a list with one entry for each computer",
+        )
     for index, text in enumerate(source.files or ()):
         place = checked.document.located((*key, "files", index))
         base = Path.cwd() if checked.document.from_command_line(place) else folder
-        if is_remote(text) and not text.startswith("file:"):
+        host, _ = on_host(text)
+        if (host and not absolute(text, base).exists()) or (is_remote(text) and not text.startswith("file:")):
             found.append(text)
             continue
         files = find_files(text, base) if not text.startswith(_HUB) else []

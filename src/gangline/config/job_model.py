@@ -259,7 +259,7 @@ class PartWords(Section):
     """One of several sources. A bare path or list of paths stands for `files`."""
 
     files: Annotated[Annotated[list[Text], Field(min_length=1)], OneOrMore()] | None = None
-    """Paths and globs (`data/*.jsonl`), also in a store (`s3://bucket/*.jsonl`). A file named twice is read once.
+    """Paths and globs (`data/*.jsonl`), also in a store (`s3://bucket/*.jsonl`) or on a host (`pc1:/data/*.jsonl`).
     `hub:owner/name[/config][@revision][#split]` is short for the keys below."""
     hub: Annotated[Text | None, NONE] = None
     """Name of a data set on the Hugging Face hub (`owner/name`)."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gangline
+from gangline.decide.row_reader import host_of
 from gangline.errors import UsageError
 from gangline.provision.ask import ask_worker
 from gangline.provision.code import trainer_here
@@ -32,6 +33,13 @@ def preview(job: Job, *, home: Path, rows: int, seconds: float = SECONDS) -> dic
     rows: so many are shown as text. seconds: time for the others; of more, the first ones are looked at. Raises
     UsageError where this computer has no Python for it, DataError, ModelError.
     """
+    away = next((part.files[0] for part in job.data.train.parts if host_of(part)), None)
+    if away is not None:
+        raise UsageError(
+            "gangline data looks at files of this computer",
+            seen=f"{away} lies on a host",
+            fix="gangline plan JOB looks at its rows there; or run gangline data on that host, or on a copy",
+        )
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing and training_python(home) == sys.executable:
         raise UsageError(

@@ -13,6 +13,7 @@ from gangline.decide.hosts import refit_profiles, world_of
 from gangline.decide.inspect import START, InspectResult, inspect
 from gangline.decide.needs import Needs, find_needs, with_packages
 from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
+from gangline.decide.rows_there import looker_there, with_files_there
 from gangline.decide.told_before import start_lines
 from gangline.inventory.facts import Inventory
 from gangline.planner.machines import PlannedCluster
@@ -55,12 +56,12 @@ class Decision:
 
 def decide(job: Job, cluster: Cluster, context: Context, *, look: bool = True) -> Decision:
     """Look, plan, judge; everything that is found is told. Raises DataError for rows that cannot be used, before any
-    host is asked where their shape says it.
+    host is asked where their shape says it, unless they lie on one.
 
     look: read the rows; a run that goes on has read them. Changes nothing but what is known of speeds: runs that ended
     since the last look teach it.
     """
-    rows = _rows(job, cluster, context) if look else RowsReport()
+    job, rows = _rows(job, cluster, context) if look else (job, RowsReport())
     cluster = with_packages(cluster, job)
     with ThreadPoolExecutor(max_workers=1) as pool:
         tokens = pool.submit(with_lengths, rows, job, cluster.hosts, context.deps) if rows.sources else None
@@ -98,11 +99,13 @@ def decide(job: Job, cluster: Cluster, context: Context, *, look: bool = True) -
     )
 
 
-def _rows(job: Job, cluster: Cluster, context: Context) -> RowsReport:
+def _rows(job: Job, cluster: Cluster, context: Context) -> tuple[Job, RowsReport]:
     context.console.progress("reading the rows")
-    rows = look_at_rows(job, cluster.hosts, context.deps)
+    job = with_files_there(job, cluster, context.transports)
+    there = looker_there(job, cluster, context.transports)
+    rows = look_at_rows(job, cluster.hosts, context.deps, there=there)
     rows.require(job)
-    return rows
+    return job, rows
 
 
 def sized(job: Job, context: Context) -> tuple[Job, RowsReport]:

@@ -22,6 +22,7 @@ from gangline.provision.console import SILENT, Console, Ticks, shown
 from gangline.provision.environment import seeing
 from gangline.provision.relay import Cargo, Delivery, bring
 from gangline.provision.trees import (
+    REMEMBERED,
     How,
     Spot,
     Tree,
@@ -33,6 +34,7 @@ from gangline.provision.trees import (
     name_from,
     spot_on,
 )
+from gangline.row_files import on_host
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
@@ -50,7 +52,7 @@ class Reads:
     models: Mapping[str, str] = field(default_factory=dict)
     """Host -> folder of the model."""
     data: Mapping[str, str] = field(default_factory=dict)
-    """File on the user's computer -> file on the head."""
+    """File of the job (on the user's computer, or `pc1:/path` on a host) -> file on the head."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Host -> folder of the adapter that is trained on."""
 
@@ -136,22 +138,26 @@ def _bring_folder(
 def _bring_data(
     job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, console: Console
 ) -> dict[str, str]:
-    if cluster.head.transport == "local":
-        return {}
     found: dict[str, str] = {}
     for file in dict.fromkeys(_data_files(job)):
-        path = Path(file)
-        if not path.is_file():
+        name, there = on_host(file)
+        path = Path(there)
+        if name == cluster.head.name:
+            found[file] = there
             continue
-        source, tree = _hashed(path, None, home=home, console=console)
-        if in_place := _in_place([cluster.head], transports, path, tree, console=console):
+        if not name and (cluster.head.transport == "local" or not path.is_file()):
+            continue
+        source = spot_on(cluster.host(name), transports, path) if name else here(path, home=home)
+        tree = look(source, REMEMBERED, console=console)
+        if tree.kind != "file":
+            raise DataError(f"there is no file {file} any more", seen="it was there a moment ago", fix="put it back")
+        if in_place := {} if name else _in_place([cluster.head], transports, path, tree, console=console):
             found |= {file: in_place[cluster.head.name]}
             continue
         folder = PurePath(cluster.head.workdir) / "inputs" / str(tree.hash)[:16]
         target = spot_on(cluster.head, transports, folder / path.name)
-        bring(
-            Cargo(what=f"data {shown(path.name)}", source=source, tree=tree, kind=DataError), [target], console=console
-        )
+        cargo = Cargo(what=f"data {shown(path.name)}", source=source, tree=tree, kind=DataError)
+        bring(cargo, [target], scratch=home, console=console)
         found[file] = str(target.path)
     return found
 

@@ -630,6 +630,19 @@ def test_an_address_is_for_the_head_to_read(folder):
     assert 'there is no file "file:///rows.jsonl"' in refused(folder, trained_on("file:///rows.jsonl"))
 
 
+def test_a_file_of_a_host_stays_as_it_is_named_and_has_a_source_of_its_own(folder):
+    train = load(folder, trained_on("['pc1:/data/*.jsonl', 'pc1:~/more.jsonl']")).data.train
+    assert train.files == ("pc1:/data/*.jsonl", "pc1:~/more.jsonl")
+    mixed = load(folder, trained_on("[rows.jsonl, {files: 'pc1:/a.jsonl', max_samples: 3}]")).data.train
+    assert mixed.all_files == (str(folder / "rows.jsonl"), "pc1:/a.jsonl")
+    for files in ("{files: [rows.jsonl, 'pc1:/a.jsonl']}", "['pc1:/a.jsonl', 'pc2:/a.jsonl']"):
+        assert "the files of one source on one computer" in refused(folder, trained_on(files))
+    here = folder / "pc1:" / "a.jsonl"
+    here.parent.mkdir()
+    here.write_text("{}\n")
+    assert load(folder, trained_on("pc1:/a.jsonl")).data.train.files == (str(here),)
+
+
 def test_a_source_reads_its_rows_as_the_data_unless_it_says_more(folder):
     sources = "[rows.jsonl, {files: test.jsonl, fields: {prompt: p}}, {files: test.jsonl, format: text}]"
     job = load(folder, trained_on(f"{sources}, format: completion, fields: {{prompt: q, completion: a}}"))

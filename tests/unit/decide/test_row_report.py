@@ -148,7 +148,7 @@ def test_a_slice_behind_the_last_row_is_named(tmp_path: Path) -> None:
 def test_a_slice_that_ends_behind_the_part_that_is_read_in_full_is_open_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gangline.decide.row_report.WHOLE_BYTES", 1000)
+    monkeypatch.setattr("gangline.decide.row_reader.WHOLE_BYTES", 1000)
     job = job_of(tmp_path, [GOOD] * 900 + [BAD], max_samples=800)
     (source,) = look(job).sources
     assert (source.is_cut, source.taken) == (True, None)
@@ -184,7 +184,7 @@ def test_behind_the_part_that_is_read_in_full_lines_of_a_sample_are_named_by_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(tmp_path, [GOOD] * 600 + [BAD] * 400)
-    monkeypatch.setattr("gangline.decide.row_report.WHOLE_BYTES", 1000)
+    monkeypatch.setattr("gangline.decide.row_reader.WHOLE_BYTES", 1000)
     report = look(job)
     (source,) = report.sources
     assert 256 <= source.num_rows < 1000
@@ -269,7 +269,7 @@ def test_rows_that_are_too_long_are_told_though_none_of_the_rows_that_are_spread
 
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a computer with `pip install gangline` alone."""
-    monkeypatch.setattr("gangline.decide.row_report.importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr("gangline.decide.row_reader.importlib.util.find_spec", lambda _name: None)
 
 
 def test_without_packages_here_a_python_of_this_computer_looks_and_none_of_another_host(
