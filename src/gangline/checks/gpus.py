@@ -53,7 +53,7 @@ def _none_at_all(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     others = [facts.host for facts in inventory.hosts if facts.gpus]
     for facts, _ in pairs(inventory, cluster):
         broken = facts.gpu_driver.trouble in {"mismatch", "lost"} or facts.gpu_driver.faults
-        if others and not facts.gpus and not broken:
+        if others and not facts.gpus and not broken and not facts.foreign_cards:
             yield Seen(hosts=(facts.host,), evidence=f"{facts.gpu_reason}; {', '.join(others[:4])} has GPUs")
 
 
@@ -193,6 +193,19 @@ def _in_instances(facts: HostFacts, _host: Host) -> Iterator[str]:
     for gpu in facts.gpus:
         if gpu.mig:
             yield f"{_named(gpu)}: MIG is on"
+
+
+@each_host.fail(
+    "E-GPU-11",
+    title="a GPU that gangline cannot train on yet",
+    meaning="only NVIDIA GPUs train; the processor would compute instead, many times slower",
+    fix="take this host out; or write `gpu: none` at it in cluster.yaml, if its processor is meant to train",
+)
+def _of_another_maker(facts: HostFacts, _host: Host) -> Iterator[str]:
+    """The graphics of a processor are no fault, and beside an NVIDIA GPU no other is one."""
+    for gpu in facts.foreign_cards:
+        memory = f", {format_bytes(gpu.memory_bytes)}" if gpu.memory_bytes else ""
+        yield f"{gpu.name} ({gpu.maker}{memory})"
 
 
 def _named(gpu: Gpu) -> str:

@@ -53,6 +53,25 @@ class EnvironmentWords(Section):
     """A Python on the host: alone, or the one behind `modules` or inside the image (left out: python3)."""
 
 
+GPU_FIX = "write `gpu: none`, or `gpu: {tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900}`"
+
+
+class GpuWords(Section):
+    """The GPUs of a host: the bare word `none`, or the figures of a card that the catalogue does not have."""
+
+    kind: Annotated[Literal["none"] | None, Field(json_schema_extra={"x-fix": GPU_FIX})] = None
+    """`none`: its processor trains, and its GPUs stay unused."""
+    tflops_bf16: Annotated[float | None, Field(ge=0.1, le=20_000, examples=[100])] = None
+    """Dense rate in bf16 with sums in fp32, TFLOP/s: half of the one with sparsity; on GeForce cards half of the one
+    with sums in fp16."""
+    memory_gib: Annotated[float | None, Field(ge=1, le=2048, examples=[24])] = None
+    """Memory of one card."""
+    bandwidth_gbs: Annotated[float | None, Field(ge=1, le=50_000, examples=[900])] = None
+    """Bandwidth of its memory, GB/s."""
+    power_w: Annotated[float | None, Field(ge=1, le=5000, examples=[300])] = None
+    """Its board power, for the energy of a run."""
+
+
 class HostWords(Section):
     """One machine. A bare name stands for `name`."""
 
@@ -84,6 +103,9 @@ class HostWords(Section):
     """Network interface for the traffic between ranks; `none`: found out at each start from the address."""
     slots: Count = 1
     """Ranks that run here: one for each GPU."""
+    gpu: Annotated[Annotated[GpuWords, Shorthand("kind")] | None, Field(json_schema_extra={"x-fix": GPU_FIX})] = None
+    """What its GPUs can do, if the catalogue does not know them; `none`: its processor trains. Left out: the host
+    says which GPUs it has."""
     share: Annotated[NotNegative | None, NONE] = None
     """Speed of this host relative to the others: a host with 3 gets three times the work of one with 1. Give it for
     every host, which fixes shares, or for none: they then follow measured speeds."""

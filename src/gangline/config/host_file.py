@@ -175,6 +175,7 @@ def resolve_host(checked: Checked[ClusterWords], index: int, *, around: Surround
     words = checked.words.hosts[index]
     transport = transport_of(words)
     environment, python = _python(checked, index, around=around)
+    gpu = _gpu(checked, index)
     if transport == "local":
         _refuse_ssh_keys(checked, index)
     else:
@@ -192,8 +193,33 @@ def resolve_host(checked: Checked[ClusterWords], index: int, *, around: Surround
         interface=words.interface,
         slots=words.slots,
         share=None if words.share is None else float(words.share),
-        env=_env(checked, index, words),
+        gpu=gpu,
+        env={**(HIDDEN if gpu == {} else {}), **_env(checked, index, words)},
     )
+
+
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+"""Hides NVIDIA GPUs from ranks that are meant for the processor."""
+NEEDED_FIGURES = ("tflops_bf16", "memory_gib", "bandwidth_gbs")
+
+
+def _gpu(checked: Checked[ClusterWords], index: int) -> dict[str, float] | None:
+    """The figures of a card that no list has, {} for `none`; a part of the figures says nothing."""
+    words, key = checked.words.hosts[index].gpu, ("hosts", index, "gpu")
+    if words is None:
+        return None
+    given = {name: float(value) for name, value in words.model_dump(exclude={"kind"}).items() if value is not None}
+    missing = [name for name in NEEDED_FIGURES if name not in given and not checked.is_faulty(*key, name)]
+    if words.kind is not None and given:
+        checked.report(key, seen=f"none, and {listed(list(given))}", expected="one of both", fix="keep one")
+    elif words.kind is None and missing and not checked.is_faulty(*key):
+        checked.report(
+            key,
+            seen=f"no {listed(missing)}",
+            expected=f"all of {listed(NEEDED_FIGURES)}",
+            fix="take them from the card's data sheet: `gpu: {tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900}`",
+        )
+    return {} if words.kind else given if not missing else None
 
 
 def _workdir(checked: Checked[ClusterWords], index: int, *, around: Surroundings) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gangline.catalog.efficiency import default_efficiency
-from gangline.catalog.gpu_specs import GpuSpec, find_gpu
+from gangline.catalog.gpu_specs import GpuSpec, find_gpu, own_gpu
 from gangline.catalog.link_rates import LinkSpec, find_link, nvlink_of
 from gangline.checks.names import NETWORK_FILESYSTEMS
 from gangline.inventory.facts import HostFacts, Inventory
@@ -74,7 +74,7 @@ def _placement(host: Host, facts: HostFacts | None, device: int, *, num_sharing:
         placement,
         device=device,
         gpu=gpu.name,
-        spec=find_gpu(gpu.name, total_bytes=gpu.memory_total_bytes),
+        spec=own_gpu(**host.gpu) if host.gpu else find_gpu(gpu.name, total_bytes=gpu.memory_total_bytes),
         power_limit_w=gpu.power_limit_w,
         num_sharing=num_sharing,
     )

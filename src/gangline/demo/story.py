@@ -97,9 +97,9 @@ CLUSTER = """\
 # Three hosts on this one computer. Each has a work folder and ranks of its own, as three machines would.
 name: three-on-one
 hosts:
-  - {name: pc1, transport: local, share: 3}
-  - {name: pc2, transport: local, share: 2}
-  - {name: pc3, transport: local, share: 1}
+  - {name: pc1, transport: local, share: 3, gpu: none}
+  - {name: pc2, transport: local, share: 2, gpu: none}
+  - {name: pc3, transport: local, share: 1, gpu: none}
 """
 
 PRETRAIN = """\

@@ -397,6 +397,8 @@ def cards(gpus: Sequence[Gpu]) -> str:
 
 def no_cards(facts: HostFacts) -> str:
     """Why a host has no cards, if it should have some."""
+    if facts.foreign_cards:
+        return f"none that trains: {', '.join(gpu.name for gpu in facts.foreign_cards)}"
     return f"none: {facts.gpu_reason}" if facts.gpu_driver.on_the_bus else "none"
 
 

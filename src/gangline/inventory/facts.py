@@ -95,6 +95,33 @@ class GpuDriver:
     faults: tuple[GpuFault, ...] = ()
 
 
+CARD_BYTES = 16 << 30
+"""From which own memory on graphics that are one with a processor count as a card: only Strix Halo and the like, whose
+owner gave it to them, have so much. Others have 0.5 to 8 GiB, for a screen.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherGpu:
+    """A GPU that is not NVIDIA's, as the kernel shows it."""
+
+    maker: str
+    """AMD, Intel or Apple."""
+    name: str
+    pci: str | None = None
+    memory_bytes: int | None = None
+    """Of its own, or given to it; None: its driver is not loaded, or does not say."""
+    integrated: bool = False
+    """Whether it is one with a processor: Intel's in the first slot of the first bus, AMD's beside a security
+    processor.
+    """
+
+    @property
+    def is_card(self) -> bool:
+        """Whether somebody may think that it trains: a card, or graphics with much memory of their own."""
+        return not self.integrated or (self.memory_bytes or 0) >= CARD_BYTES
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
     """One network interface."""
@@ -471,6 +498,8 @@ class HostFacts(Record):
     gpu_reason: str | None = None
     """Why `gpus` is empty."""
     gpu_driver: GpuDriver = field(default_factory=GpuDriver)
+    other_gpus: tuple[OtherGpu, ...] = ()
+    """GPUs of other makers, those of processors too."""
     topology: Topology | None = None
     """How the GPUs and network adapters are joined."""
     system: System = field(default_factory=System)
@@ -490,6 +519,11 @@ class HostFacts(Record):
     asked_s: float | None = None
     """The controller's clock when the host was asked; `system.time_s` is the host's, some time between these two."""
     answered_s: float | None = None
+
+    @property
+    def foreign_cards(self) -> tuple[OtherGpu, ...]:
+        """Cards of other makers, where there is none that gangline trains on."""
+        return () if self.gpus else tuple(gpu for gpu in self.other_gpus if gpu.is_card)
 
     @property
     def work_folder(self) -> Folder | None:

@@ -23,6 +23,7 @@ from gangline.inventory.facts import (
     HostFailure,
     Inventory,
     Nic,
+    OtherGpu,
     ProcessLimits,
     Rdma,
     Resolved,
@@ -59,6 +60,7 @@ class _Sections:
 
     nics: tuple[Nic, ...] = ()
     rdma: Rdma = field(default_factory=Rdma)
+    other_gpus: tuple[OtherGpu, ...] = ()
     storage: tuple[Folder, ...] = ()
     limits: ProcessLimits = field(default_factory=ProcessLimits)
     variables: tuple[Variable, ...] = ()
@@ -123,7 +125,7 @@ def read_facts(host: str, data: Any, *, asked_s: float | None = None, answered_s
         **_gpus(said.get("gpus")),
         topology=parse_topology(_long_text(said.get("topology"), "topology") or ""),
         names=_names(said.get("names")),
-        **{name: getattr(sections, name) for name in ("nics", "rdma", "storage", "limits", "variables")},
+        **{name: getattr(sections, name) for name in ("nics", "rdma", "other_gpus", "storage", "limits", "variables")},
         programs=programs.found,
         pythons=programs.pythons,
         files=tuple(
@@ -223,6 +225,7 @@ TIMEOUT_S = 15.0
 MOST_LOAD = 6.0
 LOAD, CORES = PurePath("/proc/loadavg"), PurePath("/sys/devices/system/cpu/online")
 NUM_AT_ONCE = 64
+UNUSED = "the cluster file says gpu: none"
 ANSWER_LENGTH = 1 << 21
 WHY_LENGTH = 2000
 
@@ -311,7 +314,8 @@ def _read(host: Host, result: CommandResult, *, asked_s: float) -> HostFacts | H
     if len(result.stdout) > ANSWER_LENGTH:
         return _no_facts(host, f"its facts are longer than {ANSWER_LENGTH >> 20} MiB")
     try:
-        return read_facts(host.name, json.loads(result.stdout), asked_s=asked_s, answered_s=time.time())
+        facts = read_facts(host.name, json.loads(result.stdout), asked_s=asked_s, answered_s=time.time())
+        return dataclasses.replace(facts, gpus=(), gpu_reason=UNUSED, other_gpus=()) if host.gpu == {} else facts
     except (Unreadable, ValueError, RecursionError) as error:
         return _no_facts(host, f"its facts cannot be read: {error}")
 

@@ -89,4 +89,6 @@ def _row(facts: HostFacts) -> tuple[str, ...]:
 def _no_gpus(facts: HostFacts) -> str:
     """A computer without NVIDIA's library and without a card of theirs lacks nothing."""
     driver = facts.gpu_driver
+    if facts.foreign_cards:
+        return f"none that trains: {', '.join(gpu.name for gpu in facts.foreign_cards)}"
     return "none" if driver.trouble == "no-library" and not driver.on_the_bus else f"none: {facts.gpu_reason}"

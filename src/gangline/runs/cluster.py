@@ -56,6 +56,10 @@ class Host:
     """Ranks that run here."""
     share: float | None = None
     """Speed of this host relative to the others; None: all slots of the cluster count the same."""
+    gpu: dict[str, float] | None = None
+    """Figures of its GPUs, which no list has (`catalog.gpu_specs.OWN_FIGURES`); {}: its processor trains, whatever GPU
+    it has; None: as the host says and the catalogue knows.
+    """
     env: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def argv(self, *words: str) -> tuple[str, ...]:

@@ -26,6 +26,20 @@ from tests.unit.checks.machines import (
     server,
 )
 
+RADEON = {
+    "maker": "AMD",
+    "name": "AMD Radeon RX 7900 XTX",
+    "pci": "0000:03:00.0",
+    "memory_bytes": 24 * GIB,
+    "integrated": False,
+}
+
+
+def with_other(answer, *cards):
+    answer["other_gpus"] = list(cards)
+    return answer
+
+
 TOPOLOGY_FILE = """<system version="1"><cpu numaid="0"><pci busid="0000:{bus}:00.0" class="0x030200" link_width="16">
 <gpu dev="0" sm="89" rank="0" gdr="1"/></pci></cpu></system>"""
 
@@ -170,6 +184,14 @@ ONE_CHANGE = {
         (),
     ),
     "a card without a driver": ("E-GPU-09", ("pc2",), {"pc2": put(cpu_only("pc2"), "gpus", on_the_bus=1)}, ()),
+    "a Radeon, whose processor would train": ("E-GPU-11", ("pc1",), {"pc1": with_other(cpu_only(), RADEON)}, ()),
+    "a Radeon beside a GPU that trains": ("E-GPU-11", ("pc2",), {"pc2": with_other(cpu_only("pc2"), RADEON)}, ()),
+    "much memory given to Strix Halo": (
+        "E-GPU-11",
+        ("pc1",),
+        {"pc1": with_other(cpu_only(), {**RADEON, "integrated": True, "memory_bytes": 96 * GIB})},
+        (),
+    ),
     "a card in instances": ("E-GPU-10", ("pc2",), {"pc2": put(pc("pc2"), "gpus.cards.0", mig=True)}, ()),
     "a link that trained down": (
         "E-GPU-08",
@@ -365,3 +387,26 @@ def test_a_shared_folder_on_two_hosts_is_not_their_work_folder():
     for answer in answers.values():
         answer["storage"].append(folder("/mnt/nas", filesystem="nfs4", source="nas:/x"))
     assert found(answers) == []
+
+
+def test_a_host_whose_gpu_cannot_train_is_told_what_to_write():
+    (finding,) = findings({"pc1": with_other(cpu_only(), RADEON)}, only=["E-GPU-11"])
+    assert finding.severity == "fail"
+    assert "AMD Radeon RX 7900 XTX (AMD, 24 GiB)" in finding.evidence
+    assert "gpu: none" in finding.fix
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        {**RADEON, "integrated": True, "memory_bytes": 512 * MIB},
+        {**RADEON, "integrated": True, "memory_bytes": 8 * GIB},
+        {"maker": "Intel", "name": "Intel UHD Graphics 770", "integrated": True},
+    ],
+)
+def test_graphics_of_a_processor_make_no_fuss(card):
+    assert "E-GPU-11" not in {row[0] for row in found({"pc1": with_other(cpu_only(), card)})}
+
+
+def test_a_radeon_beside_a_card_that_trains_is_for_the_screen():
+    assert "E-GPU-11" not in {row[0] for row in found({"pc1": with_other(pc(), RADEON)})}

@@ -283,3 +283,17 @@ def test_lines_with_slots_are_a_hostfile_under_any_name(tmp_path):
 
 def test_yaml_is_yaml_under_any_name(tmp_path):
     assert load(tmp_path, "# gang\nhosts: [{name: localhost, slots: 2}]\n", name="hosts").head.slots == 2
+
+
+def test_a_host_whose_processor_is_meant_hides_its_gpu(tmp_path):
+    host = load(tmp_path, "hosts: [{name: localhost, gpu: none}]").head
+    assert (host.gpu, host.env) == ({}, {"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_a_card_in_no_list_has_the_figures_that_its_owner_gives(tmp_path):
+    text = "hosts: [{name: localhost, gpu: {tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900.5}}]"
+    host = load(tmp_path, text).head
+    assert host.gpu == {"tflops_bf16": 100, "memory_gib": 24, "bandwidth_gbs": 900.5}
+    assert host.env == {}
+    cluster = load(tmp_path, text)
+    assert Cluster.from_json(json.loads(json.dumps(cluster.to_json()))) == cluster

@@ -47,6 +47,15 @@ def test_free_memory_is_what_the_card_says_now(tmp_path: Path) -> None:
     assert world.placements[1].spec.memory_gb == 10
 
 
+def test_figures_of_the_cluster_file_stand_for_a_card_that_no_list_has(tmp_path: Path) -> None:
+    figures = {"tflops_bf16": 77.0, "memory_gib": 20.0, "bandwidth_gbs": 512.0}
+    seen = inventory({"pc1": pc("pc1", [card("NVIDIA Prototype 1", 20, "8.9")])})
+    (placement,) = world_of(cluster(host("pc1", gpu=figures)), seen, tmp_path).placements
+    assert placement.spec is not None
+    assert (placement.spec.tflops, placement.spec.bandwidth_gb_s, placement.gpu) == (77, 512, "NVIDIA Prototype 1")
+    assert placement.free_bytes == seen.hosts[0].gpus[0].memory_free_bytes
+
+
 def test_ranks_that_share_a_card_share_its_memory(tmp_path: Path) -> None:
     seen = inventory({"pc1": pc("pc1", CARDS["pc1"])})
     world = world_of(cluster(host("pc1", slots=2)), seen, tmp_path)

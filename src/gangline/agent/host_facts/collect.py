@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, Optional
 from gangline.agent.bounded import stretched
 from gangline.agent.host_facts.interfaces import nics, rdma, routes
 from gangline.agent.host_facts.nvidia import gpus, topology
+from gangline.agent.host_facts.other_gpus import other_gpus
 from gangline.agent.host_facts.packages import packages, programs
 from gangline.agent.host_facts.paths import storage
 from gangline.agent.host_facts.system import limits, names, system, variables
@@ -57,6 +58,7 @@ SECTIONS: Dict[str, Callable[[Dict[str, Any]], Any]] = {
     "routes": routes,
     "rdma": rdma,
     "gpus": gpus,
+    "other_gpus": other_gpus,
     "topology": topology,
     "storage": storage,
     "limits": limits,
