@@ -67,7 +67,7 @@ def decide(job: Job, cluster: Cluster, context: Context, *, look: bool = True) -
         tokens = pool.submit(with_lengths, rows, job, cluster.hosts, context.deps) if rows.sources else None
         inspection = inspect(cluster, START, context, silent=True)
         rows = tokens.result() if tokens is not None else rows
-    job, rows = settled_length(job, rows, context.deps.variables)
+    job, rows = settled_length(job, rows, context.deps.variables, context.home)
     rows.require(job)
     refit_profiles(context.home, context.console)
     world = world_of(cluster, inspection.inventory, context.home)
@@ -113,6 +113,7 @@ def sized(job: Job, context: Context) -> tuple[Job, RowsReport]:
     context.console.progress("reading the rows")
     rows = look_at_rows(job, (), context.deps)
     rows.require(job)
-    job, rows = settled_length(job, with_lengths(rows, job, (), context.deps), context.deps.variables)
+    rows = with_lengths(rows, job, (), context.deps)
+    job, rows = settled_length(job, rows, context.deps.variables, context.home)
     rows.require(job)
     return job, rows

@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from gangline.catalog.models import known_config, suggest_models
+from gangline.catalog.models import known_model, suggest_models
 from gangline.context import Context
 from gangline.decide.hosts import SpeedTable
 from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
@@ -24,6 +24,7 @@ from gangline.planner.machines import PlannedCluster
 from gangline.planner.report import fastest_of_fewer, ways_lines
 from gangline.planner.training import GANGLINE, GANGLINE_CPU, Number, SoftwareStack, Training
 from gangline.provision.code import trainer_here
+from gangline.provision.hub import kept_or_fetched
 from gangline.runs.files import read_json
 from gangline.runs.gang import whole_count
 from gangline.runs.job import Job
@@ -39,25 +40,48 @@ CONFIG_BYTES = 4 << 20
 """More is no config.json."""
 
 
-def find_config(job: Job, variables: Mapping[str, str]) -> dict[str, Any] | None:
-    """The contents of the model's config.json; None where this computer has none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The contents of a model's config.json, and where they are from."""
 
-    A folder's own file; for a name of the hub what an earlier download left in its cache, else the catalogue. Raises
-    ModelError for a file that cannot be read.
+    config: dict[str, Any] | None
+    """None: nobody has it."""
+    kind: Literal["folder", "cache", "catalogue", "hub", ""] = ""
+    source: str = ""
+    """In words; without a config, why the hub gave none."""
+
+
+def find_shape(job: Job, variables: Mapping[str, str], home: Path | None = None) -> ModelShape:
+    """A folder's own file; for a name of the hub what an earlier download left in its cache, else the catalogue, else
+    the hub itself, whose answer is kept in `home` (None: it is not asked).
+
+    Raises ModelError for a file that cannot be read.
     """
     folder = Path(job.model.path)
     if folder.is_absolute():
-        return read_config(folder / "config.json")
-    path = cached_config(job, variables)
-    return known_config(job.model.path) if path is None else read_config(path)
+        return ModelShape(config=read_config(folder / "config.json"), kind="folder", source="config.json of its folder")
+    if (path := cached_config(job, variables)) is not None:
+        words = f"the hub's cache on this computer, revision {path.parent.name[:12]}"
+        return ModelShape(config=read_config(path), kind="cache", source=words)
+    if (known := known_model(job.model.path)) is not None:
+        words = f"gangline's catalogue, which has it from {known.source}"
+        return ModelShape(config=dict(known.config), kind="catalogue", source=words)
+    if home is None:
+        return ModelShape(config=None)
+    answer = kept_or_fetched(job.model.path, job.model.revision, variables, home)
+    if isinstance(answer, str):
+        return ModelShape(config=None, source=answer)
+    when = f"fetched {format_bytes(answer.num_bytes)} just now" if answer.fetched else "kept from an earlier command"
+    words = f"config.json at {answer.endpoint}, revision {answer.revision[:12]}, {when}"
+    return ModelShape(config=answer.config, kind="hub", source=words)
 
 
-def shape_unknown(name: str) -> str:
-    """Why nothing is known of a model of the hub, and what to do."""
+def shape_unknown(name: str, hub: str = "") -> str:
+    """Why nothing is known of a model of the hub, and what to do. hub: why that gave nothing."""
     near = ", ".join(suggest_models(name))
     return (
         f"neither the hub's cache on this computer nor the catalogue has {name}{f' (near: {near})' if near else ''}; "
-        "its config.json in a folder is enough: gangline plan --model FOLDER"
+        f"{f'{hub}; ' if hub else ''}its config.json in a folder is enough: gangline plan --model FOLDER"
     )
 
 
@@ -269,7 +293,8 @@ class JobForecast:
     """The forecast of a job, or why there is none."""
 
     choice: Choice | None = None
-    config: dict[str, Any] | None = None
+    shape: ModelShape | None = None
+    """Of the model, and where it is from."""
     unknown: str = ""
     """Why there is no verdict, in words."""
     speeds: SpeedTable | None = None
@@ -278,6 +303,11 @@ class JobForecast:
     """What is wrong with the model's configuration. A start goes on without a forecast: the trainer has the say."""
     num_ranks: int = 1
     """On how many it is to run."""
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The model's config.json, where there is a verdict."""
+        return None if self.shape is None else self.shape.config
 
     @property
     def runnable(self) -> Candidate | None:
@@ -336,12 +366,13 @@ def forecast_job(job: Job, world: PlannedCluster, context: Context, *, stack: So
 
 
 def _forecast(job: Job, world: PlannedCluster, context: Context, *, stack: SoftwareStack) -> JobForecast:
+    context.console.progress("reading the model's config.json")
     try:
-        config = find_config(job, context.deps.variables)
+        shape = find_shape(job, context.deps.variables, context.home)
     except ModelError as error:
         return _unknown(error)
-    if config is None:
-        return JobForecast(unknown=f"memory and time are unknown: {shape_unknown(job.model.path)}")
+    if (config := shape.config) is None:
+        return JobForecast(unknown=f"memory and time are unknown: {shape_unknown(job.model.path, shape.source)}")
     try:
         num_added = len({*job.tokens.add, *job.tokens.special.values()})
         architecture = place_adapters(_architecture(config, context), job.method, num_added=num_added)
@@ -361,7 +392,7 @@ def _forecast(job: Job, world: PlannedCluster, context: Context, *, stack: Softw
         choice = decide(query, world)
     except ModelError as error:  # adapters that find no place, by the names that the closed form knows
         return _unknown(error)
-    return JobForecast(choice=choice, config=config, speeds=speeds)
+    return JobForecast(choice=choice, shape=shape, speeds=speeds)
 
 
 def _unknown(error: ModelError) -> JobForecast:

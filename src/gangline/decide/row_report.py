@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.context import Dependencies
-from gangline.decide.forecast import cached_config, find_config
+from gangline.decide.forecast import cached_config, find_shape
 from gangline.decide.row_reader import (
     TRAIN,
     Looker,
@@ -215,12 +215,14 @@ def _with_refused(report: RowsReport, num_refused: int, examples: Sequence[str])
 # How long a sample is, where the job leaves that open.
 
 
-def settled_length(job: Job, report: RowsReport, variables: Mapping[str, str]) -> tuple[Job, RowsReport]:
+def settled_length(
+    job: Job, report: RowsReport, variables: Mapping[str, str], home: Path | None = None
+) -> tuple[Job, RowsReport]:
     """The job with its `data.sequence_length`, and the report with the reason."""
     if "sequence_length" not in job.open:
         return job, report
     rest = tuple(key for key in job.open if key != "sequence_length")
-    length, reason = default_length(job, report, max_positions(job, variables))
+    length, reason = default_length(job, report, max_positions(job, variables, home))
     data = dataclasses.replace(job.data, sequence_length=length)
     return dataclasses.replace(job, data=data, open=rest), dataclasses.replace(report, length_reason=reason)
 
@@ -253,10 +255,10 @@ POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 """Keys of a config.json for the tokens that the model reads at the most."""
 
 
-def max_positions(job: Job, variables: Mapping[str, str]) -> int | None:
+def max_positions(job: Job, variables: Mapping[str, str], home: Path | None = None) -> int | None:
     """The tokens that the model of a job reads at the most; None where its config.json is not here or does not say."""
     try:
-        config = find_config(job, variables) or {}
+        config = find_shape(job, variables, home).config or {}
     except ModelError:  # the forecast says so
         return None
     nested = config.get("text_config")

@@ -343,6 +343,7 @@ def plan_lines(prediction: Prediction, traced: Sequence[Traced], *, home: Path, 
     else:
         lines += report(choice, prediction.length, why=why, width=width)
         lines += terms(choice, width) if why else []
+        lines += aligned([("shape", shape.source)], width) if (shape := prediction.job_forecast.shape) else []
         lines += change_line(prediction.before, choice, width) if prediction.before is not None else []
     said = [(line[:TITLE].strip(), line[TITLE:].strip()) for line in prediction.rows.lines(prediction.job)]
     lines += aligned(said, width)
@@ -362,7 +363,8 @@ def plan_lines(prediction: Prediction, traced: Sequence[Traced], *, home: Path, 
 
 def plan_json(prediction: Prediction, traced: Sequence[Traced]) -> dict[str, Any]:
     """What programs read."""
-    decision, choice, saves = prediction.decision, prediction.job_forecast.choice, None
+    decision, choice, shape = prediction.decision, prediction.job_forecast.choice, prediction.job_forecast.shape
+    saves = None
     if choice is not None and choice.best is not None:
         cost = save_cost(choice.best, prediction.length.saving)  # seconds are the least, what is likely, and the most
         saves = {**dataclasses.asdict(cost), "share": cost.share}
@@ -370,6 +372,7 @@ def plan_json(prediction: Prediction, traced: Sequence[Traced]) -> dict[str, Any
         "plan": None if decision is None else decision.plan.to_json(),
         "findings": [] if decision is None else [finding.to_json() for finding in decision.findings],
         "verdict": None if choice is None else choice_json(choice, list(prediction.ways)),
+        "shape": None if shape is None else {"from": shape.kind, "source": shape.source},
         "saves": saves,
         "unknown": prediction.job_forecast.unknown,
         "traced": [{"strategy": each.candidate.strategy.kind, **each.answer} for each in traced],

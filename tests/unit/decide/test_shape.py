@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.decide.forecast import config_digest, find_config, read_config, shape_unknown
+from gangline.decide.forecast import config_digest, find_shape, read_config, shape_unknown
 from gangline.decide.what_if import estimated_steps
 from gangline.errors import ModelError
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
@@ -36,7 +36,7 @@ def cached(root: Path, name: str, commit: str, **content: object) -> Path:
 
 def test_a_folder_has_its_own_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    assert find_config(job(str(tmp_path)), {}) == {"model_type": "llama"}
+    assert find_shape(job(str(tmp_path)), {}).config == {"model_type": "llama"}
 
 
 def test_what_was_downloaded_before_comes_before_the_catalogue(tmp_path: Path) -> None:
@@ -44,25 +44,25 @@ def test_what_was_downloaded_before_comes_before_the_catalogue(tmp_path: Path) -
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("abc", encoding="utf-8")
     cached(tmp_path, "meta-llama/Llama-2-7b-hf", "def", marker=2)
-    found = find_config(JOB, {"HF_HOME": str(tmp_path)})
+    found = find_shape(JOB, {"HF_HOME": str(tmp_path)}).config
     assert found == {"marker": 1}
 
 
 def test_another_revision_than_the_one_that_is_meant_is_not_taken(tmp_path: Path) -> None:
     cached(tmp_path, "o/m", "abc", marker=1)
-    assert find_config(job("o/m", "def"), {"HF_HOME": str(tmp_path)}) is None
-    found = find_config(job("o/m"), {"HF_HUB_CACHE": str(tmp_path / "hub")})
+    assert find_shape(job("o/m", "def"), {"HF_HOME": str(tmp_path)}).config is None
+    found = find_shape(job("o/m"), {"HF_HUB_CACHE": str(tmp_path / "hub")}).config
     assert found == {"marker": 1}
 
 
 def test_the_catalogue_knows_well_known_models(tmp_path: Path) -> None:
-    found = find_config(JOB, {"HF_HOME": str(tmp_path)})
+    found = find_shape(JOB, {"HF_HOME": str(tmp_path)}).config
     assert found is not None
     assert found["num_hidden_layers"] == 32
 
 
 def test_an_unknown_model_is_answered_with_near_names_and_what_to_do(tmp_path: Path) -> None:
-    assert find_config(job("meta-llama/Llama-2-7b-hfx"), {"HF_HOME": str(tmp_path)}) is None
+    assert find_shape(job("meta-llama/Llama-2-7b-hfx"), {"HF_HOME": str(tmp_path)}).config is None
     words = shape_unknown("meta-llama/Llama-2-7b-hfx")
     assert "meta-llama/Llama-2-7b-hf" in words
     assert "config.json" in words

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gangline.context import Context, StartOptions, load, reached
-from gangline.decide import hosts
+from gangline.decide import forecast, hosts
 from gangline.decide.decide import decide
 from gangline.decide.forecast import training_of
 from gangline.decide.what_if import Prediction, WhatIf, plan_json, plan_lines, predict, trace
@@ -19,6 +19,7 @@ from gangline.inventory.measured import save_profile
 from gangline.planner.calibration import Profile, ProfileKey, architecture_digest, method_words
 from gangline.planner.config import read_architecture
 from gangline.planner.speed import ComputeModel
+from gangline.provision.hub import HubConfig
 from tests.process.app.conftest import CONFIG
 from tests.process.app.world import World
 
@@ -78,6 +79,32 @@ def test_a_slice_of_layers_is_planned_and_not_traced(world: World) -> None:
     context = Context(transports={}, home=world.home, console=world, deps=world.deps)
     with pytest.raises(ModelError, match="a rank of tp cannot be traced"):
         trace(prediction, context)
+
+
+def test_it_is_said_where_the_shape_came_from(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = imagined(world)
+    assert line(own, world, "shape").split(None, 1)[1] == "config.json of its folder"
+    assert plan_json(own, ())["shape"] == {"from": "folder", "source": "config.json of its folder"}
+
+    def of(name: str) -> Prediction:
+        asked = dataclasses.replace(start(world), overrides=(f"model={name}", "model.start=pretrained"))
+        return predict(asked, WhatIf(hosts="rtx4090"), console=world, deps=world.deps)
+
+    known = of("gpt2")
+    assert "gangline's catalogue" in line(known, world, "shape")
+    assert plan_json(known, ())["shape"]["from"] == "catalogue"
+    answer: HubConfig | str = HubConfig(
+        config=CONFIG, revision="0123456789abcdef", num_bytes=1900, endpoint="https://hub", fetched=True
+    )
+    monkeypatch.setattr(forecast, "kept_or_fetched", lambda *_: answer)
+    fetched = of("somebody/new")
+    words = "config.json at https://hub, revision 0123456789ab, fetched 1.86 KiB just now"
+    assert line(fetched, world, "shape").endswith(words)
+    assert plan_json(fetched, ())["shape"] == {"from": "hub", "source": words}
+    answer = "the hub (hub): somebody/new is gated"
+    with pytest.raises(ModelError, match="no forecast is possible") as caught:
+        of("somebody/new")
+    assert answer in caught.value.seen
 
 
 def test_a_start_needs_its_data_and_so_does_its_plan(world: World) -> None:
