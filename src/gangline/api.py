@@ -28,7 +28,7 @@ from gangline.context import StartOptions, cluster_file, default_home
 from gangline.control.end import stop
 from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import require_job
-from gangline.decide.what_if import WhatIf, plan_json, plan_lines, predict
+from gangline.decide.what_if import WhatIf, plan_json, plan_lines, predict, refusal
 from gangline.errors import RunFailed
 from gangline.provision.ask import ask_worker
 from gangline.provision.code import trainer_here
@@ -106,7 +106,7 @@ def plan(
         strategy=None if best is None else best.strategy.kind,
         step_s=None if best is None or best.time is None else best.time.total_s,
         steps=prediction.length.steps,
-        document=plan_json(prediction, []),
+        document=plan_json(prediction, [], refusal(prediction)),
         text="\n".join(plan_lines(prediction, [], home=at_home, why=False, width=100)),
     )
 

@@ -61,6 +61,38 @@ def listed(names: Sequence[str], *, most: int = MOST_NAMED) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def fold_names(names: Sequence[str]) -> str:
+    """Names with runs of numbers folded: gpu01, gpu02, gpu03, nas -> "gpu[01-03], nas"."""
+    return ", ".join(_folded(run) for run in name_runs(names))
+
+
+def name_runs(names: Sequence[str]) -> list[list[str]]:
+    """Names in order, those together that differ in a number which goes up by one."""
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and _follows(runs[-1][-1], name):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return runs
+
+
+def _follows(before: str, after: str) -> bool:
+    (stem, number), (next_stem, next_number) = _split(before), _split(after)
+    alike = bool(number and next_number) and stem == next_stem and len(number) == len(next_number)
+    return alike and int(next_number) == int(number) + 1
+
+
+def _split(name: str) -> tuple[str, str]:
+    stem = name.rstrip("0123456789")
+    return stem, name[len(stem) :]
+
+
+def _folded(run: list[str]) -> str:
+    stem, first = _split(run[0])
+    return run[0] if len(run) < 2 else f"{stem}[{first}-{_split(run[-1])[1]}]"
+
+
 def listed_ranks(ranks: Iterable[tuple[str, int]]) -> str:
     """Pairs of host and rank, as in: rank 0 on pc1 and ranks 2, 3 on pc2."""
     by_host: dict[str, list[str]] = {}

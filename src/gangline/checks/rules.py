@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
+from gangline.units import fold_names
 
 Severity = Literal["fail", "warn", "info"]
 """`fail` stops the start, `warn` does not, `info` tells."""
@@ -61,34 +61,6 @@ def fold(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         merged.setdefault(dataclasses.replace(finding, hosts=()), []).extend(finding.hosts)
     folded = [dataclasses.replace(finding, hosts=tuple(hosts)) for finding, hosts in merged.items()]
     return tuple(sorted(folded, key=lambda finding: (ORDER[finding.severity], finding.id)))
-
-
-def fold_names(names: Sequence[str]) -> str:
-    """Names with runs of numbers folded: gpu01, gpu02, gpu03, nas -> "gpu[01-03], nas"."""
-    groups: list[tuple[str, list[str]]] = []
-    for name in names:
-        stem, digits = _split(name)
-        last = groups[-1] if groups else None
-        if last and digits and last[1] and last[0] == stem and _follows(last[1][-1], digits):
-            last[1].append(digits)
-        else:
-            groups.append((stem, [digits] if digits else []))
-    return ", ".join(_folded(stem, numbers) for stem, numbers in groups)
-
-
-def _split(name: str) -> tuple[str, str]:
-    found = re.fullmatch(r"(.*?)([0-9]*)", name, re.DOTALL)
-    return (found[1], found[2]) if found else (name, "")
-
-
-def _follows(before: str, after: str) -> bool:
-    return len(before) == len(after) and int(after) == int(before) + 1
-
-
-def _folded(stem: str, numbers: list[str]) -> str:
-    if len(numbers) < 2:
-        return stem + "".join(numbers)
-    return f"{stem}[{numbers[0]}-{numbers[-1]}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from gangline import app
-from gangline.checks.judge import require
 from gangline.cli.options import AsJson, ClusterFile, JobFile, Overrides, option
 from gangline.cli.output import Terminal, between_words, print_data, print_json
 from gangline.context import REAL, Context, StartOptions, cluster_file, default_home
-from gangline.decide.what_if import WhatIf, plan_json, plan_lines, predict, require_fit, trace
-from gangline.errors import UsageError
+from gangline.decide.what_if import WhatIf, plan_json, plan_lines, predict, refusal, trace
+from gangline.errors import GanglineError, UsageError
 from gangline.planner.software import STACKS
 from gangline.report.live import terminal_width
 
@@ -47,23 +46,26 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     home = default_home()
     start = StartOptions(home=home, job=job, overrides=words, cluster=None if hosts else cluster_file(cluster))
     what_if = WhatIf(hosts=hosts, add=tuple(add_host or ()), without=tuple(without or ()), link=link, stack=stack)
-    if commands and what_if.changes_machines:
-        raise UsageError("there are no commands for machines that are not there", fix="leave --commands out")
     console = Terminal(quiet=True)
     try:
+        if commands and what_if.changes_machines:
+            raise UsageError("there are no commands for machines that are not there", fix="leave --commands out")
         prediction = predict(start, what_if, console=console)
         context = Context(transports={}, home=home, console=console, deps=REAL)
         traced = trace(prediction, context) if with_trace else []
+    except GanglineError as error:
+        if as_json:
+            print_json({**plan_json(None, [], error), "commands": None})
+        raise
     finally:
         console.clear()
+    refused = refusal(prediction)
     if as_json:
         lines = app.rehearse(start, console=console) if commands and prediction.can_start else None
-        print_json({**plan_json(prediction, traced), "commands": lines})
+        print_json({**plan_json(prediction, traced, refused), "commands": lines})
     else:
         print_data(between_words(plan_lines(prediction, traced, home=home, why=why, width=terminal_width())))
-    require_fit(prediction)
-    if prediction.decision is not None:
-        require(prediction.decision.findings)
-        prediction.decision.needs.require()
+    if refused is not None:
+        raise refused
     if commands and not as_json:
         print_data(app.rehearse(start, console=console))

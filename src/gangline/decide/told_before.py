@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gangline.checks.rules import Finding, fold_names
+from gangline.checks.rules import Finding
 from gangline.inventory.measured import keep
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json
+from gangline.units import fold_names
 
 MOST_KEPT = 200
 """Of these the last are remembered."""

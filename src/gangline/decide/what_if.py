@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gangline.checks.judge import require
 from gangline.context import REAL, Context, Dependencies, StartOptions, load, reached
 from gangline.decide.decide import Decision, decide, sized
 from gangline.decide.forecast import JobForecast, ask_trace, forecast_job, ways_of
 from gangline.decide.hosts import disk_rate
 from gangline.decide.row_report import RowsReport
-from gangline.errors import DoesNotFit, ModelError, UsageError
+from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
 from gangline.inventory.measured import load_network, network_line
 from gangline.planner.candidate import Candidate, builds_method
 from gangline.planner.decision import Choice, Suggestion
@@ -27,6 +28,7 @@ from gangline.planner.report import (
     explain,
     name,
     report,
+    run_json,
     terms,
     ways_lines,
 )
@@ -361,22 +363,44 @@ def plan_lines(prediction: Prediction, traced: Sequence[Traced], *, home: Path, 
     return lines
 
 
-def plan_json(prediction: Prediction, traced: Sequence[Traced]) -> dict[str, Any]:
-    """What programs read."""
-    decision, choice, shape = prediction.decision, prediction.job_forecast.choice, prediction.job_forecast.shape
-    saves = None
+def plan_json(
+    prediction: Prediction | None, traced: Sequence[Traced], error: GanglineError | None = None
+) -> dict[str, Any]:
+    """What programs read (docs/schemas/plan.schema.json). None: there is no prediction, because of `error`."""
+    told: dict[str, Any] = dict.fromkeys(("plan", "verdict", "shape", "run", "saves", "change"))
+    told |= {"findings": [], "unknown": "", "traced": [], "error": None if error is None else error.to_json()}
+    if prediction is None:
+        return told
+    decision, job_forecast = prediction.decision, prediction.job_forecast
+    choice, shape = job_forecast.choice, job_forecast.shape
+    if decision is not None:
+        told["plan"] = decision.plan.to_json()
+        told["findings"] = [finding.to_json() for finding in decision.findings]
+    if shape is not None:
+        told["shape"] = {"from": shape.kind, "source": shape.source}
+    if choice is not None:
+        told["verdict"] = choice_json(choice, list(prediction.ways))
     if choice is not None and choice.best is not None:
         cost = save_cost(choice.best, prediction.length.saving)  # seconds are the least, what is likely, and the most
-        saves = {**dataclasses.asdict(cost), "share": cost.share}
-    return {
-        "plan": None if decision is None else decision.plan.to_json(),
-        "findings": [] if decision is None else [finding.to_json() for finding in decision.findings],
-        "verdict": None if choice is None else choice_json(choice, list(prediction.ways)),
-        "shape": None if shape is None else {"from": shape.kind, "source": shape.source},
-        "saves": saves,
-        "unknown": prediction.job_forecast.unknown,
-        "traced": [{"strategy": each.candidate.strategy.kind, **each.answer} for each in traced],
-    }
+        told["saves"] = {**dataclasses.asdict(cost), "share": cost.share}
+        told["run"] = run_json(choice.best, prediction.length)
+    if choice is not None and prediction.before is not None:
+        steps = [each.best and each.best.time and each.best.time.total_s for each in (prediction.before, choice)]
+        told["change"] = {"before_s": steps[0], "after_s": steps[1]}
+    traces = [{"strategy": each.candidate.strategy.kind, **each.answer} for each in traced]
+    return {**told, "unknown": job_forecast.unknown, "traced": traces}
+
+
+def refusal(prediction: Prediction) -> GanglineError | None:
+    """The error with which `plan` ends although it has an answer; None where a start could go on."""
+    try:
+        require_fit(prediction)
+        if prediction.decision is not None:
+            require(prediction.decision.findings)
+            prediction.decision.needs.require()
+    except GanglineError as error:
+        return error
+    return None
 
 
 def require_fit(prediction: Prediction) -> None:

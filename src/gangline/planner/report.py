@@ -6,6 +6,7 @@ import dataclasses
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from gangline.planner.candidate import Candidate, builds_method, lacking
@@ -21,7 +22,7 @@ from gangline.runs.checkpoints import LEAST_MIN, MOST_MIN
 from gangline.runs.gang import rows_of
 from gangline.runs.job import ScheduleJob
 from gangline.runs.step_schedule import Cadence, marks_in_words, warmup_steps
-from gangline.units import format_bytes, format_count, format_duration
+from gangline.units import format_bytes, format_count, format_duration, name_runs
 
 # Why gangline's own trainer does not do what the plan found best. Pure.
 
@@ -35,6 +36,8 @@ def why_not(candidate: Candidate) -> str:
 
 
 GIB = 2**30
+MOST_GROUPS, MOST_ENTRIES = 4, 8
+"""Groups of hosts that are named, and entries of hosts that have unlike shares."""
 MUCH_FASTER = 2.0
 """So much faster has a strategy to be that does not compute the same as one big machine, to be mentioned."""
 TITLE, COLUMN = 11, 18
@@ -144,9 +147,10 @@ def _fit_rows(choice: Choice, width: int) -> Iterator[tuple[str, str]]:
     room = max(1, (width - TITLE - first) // (COLUMN + 2))
     for begin in range(0, len(groups), room):
         part = groups[begin : begin + room]
-        heads = [textwrap.wrap(_column_head(placements), COLUMN) for placements in part]
+        heads = [textwrap.wrap(_column_head(placements).replace(" x ", "\xa0x "), COLUMN) for placements in part]
         for line in range(max(map(len, heads))):
-            yield "", _table_row("", first, [head[line] if line < len(head) else "" for head in heads])
+            cells = [head[line].replace("\xa0", " ") if line < len(head) else "" for head in heads]
+            yield "", _table_row("", first, cells)
         yield "", _table_row("free", first, [_free(placements[0]) for placements in part])
         for candidate, title in zip(choice.by_kind, names, strict=True):
             yield "", _table_row(title, first, [_cell(candidate, placements) for placements in part])
@@ -181,8 +185,26 @@ def _groups(placements: Sequence[Placement]) -> dict[tuple[object, ...], list[Pl
 
 def _column_head(placements: Sequence[Placement]) -> str:
     hosts = list(dict.fromkeys(placement.host for placement in placements))
-    where = hosts[0] if len(hosts) == 1 else f"{hosts[0]}..{hosts[-1]}" if len(hosts) > 2 else ",".join(hosts)
+    where = hosts[0] if len(hosts) == 1 else f"{folded(hosts)}:" if len(hosts) > 2 else ",".join(hosts)
     return f"{where} {f'{len(placements)} x ' if len(placements) > 1 else ''}{placements[0].label}"
+
+
+def folded(hosts: Sequence[str]) -> str:
+    """Hosts by name; three or more whose numbers go up by one are folded: "pc1 to pc8, nas"."""
+    runs = name_runs(hosts)
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
+    more = sum(map(len, runs[MOST_GROUPS:]))
+    return ", ".join(words[:MOST_GROUPS]) + (f" and {more} more" if more else "")
+
+
+def each_host(pairs: Iterable[tuple[str, str]]) -> str:
+    """What each host has; three or more neighbours with the same are folded: "pc1 to pc8 each 5 (12.5 %), pc9 2"."""
+    words: list[str] = []
+    for same, group in groupby(pairs, key=lambda pair: pair[1]):
+        hosts = [host for host, _ in group]
+        words += [f"{folded(hosts)} each {same}"] if len(hosts) > 2 else [f"{host} {same}" for host in hosts]
+    more = f" and {len(words) - MOST_ENTRIES} more" if len(words) > MOST_ENTRIES else ""
+    return ", ".join(words[:MOST_ENTRIES]) + more
 
 
 def _free(placement: Placement) -> str:
@@ -221,9 +243,7 @@ def _shares(candidate: Candidate) -> str:
     together = candidate.strategy.half.layers == "sliced"
     for need, share in zip(candidate.needs, candidate.shares, strict=True):
         hosts[need.placement.host] = share if together else hosts.get(need.placement.host, 0) + share
-    each = [f"{host} {share} ({100 * share / total:.0f} %)" for host, share in list(hosts.items())[:8]]
-    more = f" and {len(hosts) - 8} more hosts" if len(hosts) > 8 else ""
-    return f"{text}: {', '.join(each)}{more}"
+    return f"{text}: {each_host((host, f'{share} ({100 * share / total:.0f} %)') for host, share in hosts.items())}"
 
 
 def split_to_rows(shares: Sequence[int]) -> str:
@@ -282,21 +302,47 @@ def _format(candidate: Candidate) -> Iterator[str]:
         yield f"exchange: bf16 would take {gain}; gradients are then rounded"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost:
+    """What a whole run takes."""
+
+    steps: int
+    words: str
+    """Where `steps` is from."""
+    seconds: tuple[float, float, float]
+    """The least, what is likely, and the most."""
+    kwh: float | None
+    """Of the GPUs alone, at most: each at its full power for what is likely; None where one is not known."""
+
+
+def run_cost(candidate: Candidate, length: Length) -> RunCost | None:
+    """None where the length of the run or the time of a step is not known."""
+    time = candidate.time
+    if time is None or length.known is None:
+        return None
+    steps, words = length.known
+    low, likely, high = (steps * each for each in (time.low_s, time.total_s, time.high_s))
+    powers = _powers(candidate)
+    kwh = sum(powers) * likely / 3.6e6 if powers else None
+    return RunCost(steps=steps, words=words, seconds=(low, likely, high), kwh=kwh)
+
+
+def _powers(candidate: Candidate) -> list[float]:
+    """In watts, by rank; none where one is not known."""
+    known = [placement.spec.power_w for placement in candidate.world.placements if placement.spec is not None]
+    return known if len(known) == len(candidate.world.placements) else []
+
+
 def _run(candidate: Candidate, length: Length) -> Iterator[str]:
     if length.known is None and length.unknown:
         yield f"total time is unknown: {length.unknown}"
-    if candidate.time is None or length.known is None:
+    if (cost := run_cost(candidate, length)) is None:
         return
-    steps, words = length.known
-    time = candidate.time
-    low, high = (format_duration(steps * each) for each in (time.low_s, time.high_s))
-    yield f"{words}: {format_duration(steps * time.total_s)} ({low} to {high})"
-    specs = [placement.spec for placement in candidate.world.placements]
-    powers = [spec.power_w for spec in specs if spec is not None and spec.power_w]
-    if len(powers) == len(candidate.world.placements):
-        kwh = sum(powers) * steps * time.total_s / 3.6e6
-        if kwh >= 0.01:
-            yield f"{kwh:.3g} kWh at most, for the GPUs alone, each at its full {_range(powers)} W"
+    low, likely, high = map(format_duration, cost.seconds)
+    yield f"{cost.words}: {likely} ({low} to {high})"
+    if cost.kwh is not None and cost.kwh >= 0.01:
+        watts = _range(_powers(candidate))
+        yield f"{cost.kwh:.3g} kWh at most, for the GPUs alone, each at its full {watts} W"
 
 
 def _range(values: Sequence[float]) -> str:
@@ -361,7 +407,7 @@ def _machines(choice: Choice, steps: int | None) -> Iterator[str]:
 
 def _who(candidate: Candidate) -> str:
     hosts = candidate.world.hosts
-    return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} .. {hosts[-1]}"
+    return ", ".join(hosts) if len(hosts) <= 4 else folded(hosts)
 
 
 def _length(candidate: Candidate, steps: int | None) -> str:
@@ -527,6 +573,15 @@ def choice_json(choice: Choice, ways: list[Suggestion]) -> dict[str, Any]:
     }
 
 
+def run_json(candidate: Candidate, length: Length) -> dict[str, Any]:
+    """What the whole run takes; without hours, why these are not known."""
+    cost = run_cost(candidate, length)
+    if cost is None:
+        return {"steps": length.steps, "words": "", "hours": None, "kwh": None, "unknown": length.unknown}
+    hours = dict(zip(("low", "likely", "high"), (each / 3600 for each in cost.seconds), strict=True))
+    return {"steps": cost.steps, "words": cost.words, "hours": hours, "kwh": cost.kwh, "unknown": ""}
+
+
 def candidate_json(candidate: Candidate) -> dict[str, Any]:
     """One way to run the job."""
     wire = wire_bytes(candidate.traffic, candidate.world.fabric.slots)
@@ -638,7 +693,7 @@ def _plan_shares(plan: Plan) -> str:
     for rank in plan.ranks:
         hosts.setdefault(rank.host, []).append(rank)
     kept = 1 if layers == "sliced" else None
-    return ", ".join(_host_share(host, ranks[:kept]) for host, ranks in hosts.items())
+    return each_host((host, _host_share(ranks[:kept])) for host, ranks in hosts.items())
 
 
 def _layers(plan: Plan) -> str:
@@ -661,7 +716,7 @@ def _by_host(parts: Sequence[tuple[str, int]]) -> str:
     hosts: dict[str, list[str]] = {}
     for host, layers in parts:
         hosts.setdefault(host, []).append(str(layers))
-    return ", ".join(f"{host} {'+'.join(layers)}" for host, layers in hosts.items())
+    return each_host((host, "+".join(layers)) for host, layers in hosts.items())
 
 
 def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -673,12 +728,12 @@ def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "speeds", f"{when}; shares follow the speeds, {results}"
 
 
-def _host_share(host: str, ranks: list[PlannedRank]) -> str:
+def _host_share(ranks: list[PlannedRank]) -> str:
     if len(ranks) == 1:
-        return f"{host} {ranks[0].share} ({ranks[0].percent:g} %)"
+        return f"{ranks[0].share} ({ranks[0].percent:g} %)"
     if len({rank.share for rank in ranks}) == 1:
-        return f"{host} {len(ranks)} x {ranks[0].share} ({ranks[0].percent:g} % each)"
-    return f"{host} {'+'.join(str(rank.share) for rank in ranks)} ({sum(rank.percent for rank in ranks):.3g} %)"
+        return f"{len(ranks)} x {ranks[0].share} ({ranks[0].percent:g} % each)"
+    return f"{'+'.join(str(rank.share) for rank in ranks)} ({sum(rank.percent for rank in ranks):.3g} %)"
 
 
 def length(plan: Plan) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gangline.checks.rules import Finding, fold_names
+from gangline.checks.rules import Finding
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.pairs import Pairs, Skipped
 from gangline.inventory.rank_interface import NetworkChoice
 from gangline.report.text_table import clean, table
-from gangline.units import format_bytes
+from gangline.units import fold_names, format_bytes
 
 
 def host_table(inventory: Inventory) -> list[str]:

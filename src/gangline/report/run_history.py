@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from gangline.checks.rules import fold_names
 from gangline.diagnose.signatures import ECHOES, ORDERED, signal_name, weight
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable
 from gangline.report.follow import View
@@ -24,7 +23,7 @@ from gangline.runs.registry import NEVER_STARTED, RunRecord
 from gangline.runs.state import AttemptOutcome
 from gangline.transport.ssh_options import NONSENSE, understood, whole
 from gangline.transport.transport import Transport
-from gangline.units import format_duration
+from gangline.units import fold_names, format_duration
 
 MOST_ATTEMPTS = 200
 """Only the newest attempts are read."""

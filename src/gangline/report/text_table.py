@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from gangline.checks.rules import fold_names
 from gangline.planner.outcome import RankTime, TimeReport
 from gangline.report.tail import History
-from gangline.units import format_bytes, format_duration, listed
+from gangline.units import fold_names, format_bytes, format_duration, listed
 
 # An automatic restart, in one line.
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from gangline.checks.judge import FAMILIES, judge, prefixes, require, skipped
-from gangline.checks.rules import Finding, fold, fold_names
+from gangline.checks.rules import Finding, fold
 from gangline.errors import CheckFailed, HostUnreachable, UsageError
 from gangline.inventory.facts import HostFailure
+from gangline.units import fold_names
 from tests.unit.checks.machines import GIB, cluster, cpu_only, findings, found, host, inventory, pc
 
 ROOT = Path(__file__).parents[3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from typing import Literal
 
 import pytest
@@ -14,7 +15,7 @@ from gangline.planner.candidate import Candidate, Compute, EvaluationContext, Pl
 from gangline.planner.decision import AS_FAST, Choice, best_of_kinds, decide, ways_out
 from gangline.planner.machines import Placement, PlannedCluster, link
 from gangline.planner.memory import CPU, rank_memory
-from gangline.planner.report import Length, choice_json, report, slower_than_alone, ways_lines
+from gangline.planner.report import Length, choice_json, each_host, report, slower_than_alone, ways_lines
 from gangline.planner.saves import Saving
 from gangline.planner.speed import ComputeModel
 from gangline.planner.training import PlannedStrategy, Training
@@ -46,6 +47,29 @@ def test_three_unlike_pcs_train_a_7b_adapter_side_by_side() -> None:
     assert max(seconds.values()) < 1.35 * min(seconds.values())
     assert best.shares[0] > best.shares[1]
     assert sum(best.shares) * best.training.micro_batch == 24
+
+
+def test_equal_hosts_are_folded_on_the_screen() -> None:
+    choice = decide(query(), world("rtx4090," * 8 + "rtx3060"))
+    text = "\n".join(report(choice, Length((100, "100 steps"), Saving(every_minutes=10)), width=400))
+    assert re.search(r" host1 to host8: +host9", text)
+    assert re.search(r"shares .*: host1 to host8 each \d+ \(\d+ %\), host9 \d+", text)
+    assert "8 (host1 to host8)" in text
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ("pc1 5, pc2 5", "pc1 5, pc2 5"),
+        ("pc1 5, pc2 5, pc3 5, pc4 2", "pc1 to pc3 each 5, pc4 2"),
+        ("a 1, b 1, c 1", "a, b, c each 1"),
+        ("pc1 5, pc2 5, pc4 5, pc5 5, pc6 5", "pc1, pc2, pc4 to pc6 each 5"),
+        (", ".join(f"n{2 * each} 5" for each in range(9)), "n0, n2, n4, n6 and 5 more each 5"),
+        (", ".join(f"n{each} {each}" for each in range(9)), f"{', '.join(f'n{n} {n}' for n in range(8))} and 1 more"),
+    ],
+)
+def test_neighbours_with_the_same_are_one_entry(shares: str, words: str) -> None:
+    assert each_host([(host, share) for host, share in (each.split() for each in shares.split(", "))]) == words
 
 
 def test_weights_that_travel_over_a_home_network_are_named_as_the_reason() -> None:
