@@ -17,12 +17,13 @@ from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.measured import keep
 from gangline.planner.architecture import Architecture, Layer, Linear, place_adapters
-from gangline.planner.candidate import Candidate, PlanQuery, builds_method, lacking
+from gangline.planner.candidate import MOST_OF_HOST, Candidate, PlanQuery, builds_method, lacking
 from gangline.planner.config import UnknownArchitecture, read_architecture, unpackable
-from gangline.planner.decision import Choice, Suggestion, decide, ways_out
+from gangline.planner.decision import Choice, decide
 from gangline.planner.machines import PlannedCluster
 from gangline.planner.report import fastest_of_fewer, ways_lines
 from gangline.planner.training import GANGLINE, GANGLINE_CPU, Number, SoftwareStack, Training
+from gangline.planner.ways_out import Suggestion, ways_out
 from gangline.provision.code import trainer_here
 from gangline.provision.hub import kept_or_fetched
 from gangline.runs.files import read_json
@@ -127,10 +128,6 @@ def cached_config(job: Job, variables: Mapping[str, str]) -> Path | None:
 # Whether there is what a job wants to move off its cards, and room for it in the machines' memory.
 
 
-MOST = 0.9
-"""Of what programs can get of a machine's memory: the rest is for the processes themselves."""
-
-
 def require_cards(job: Job, world: PlannedCluster) -> None:
     """Raise UsageError where an offload would move nothing: there is no card (fsdp, hsdp)."""
     asked = bool(job.strategy.offload) and job.strategy.kind != AUTO
@@ -150,13 +147,8 @@ def require_ram(candidate: Candidate | None) -> None:
     """Raise UsageError where what is moved does not fit into the memory of a machine."""
     if candidate is None:
         return
-    wanted: dict[str, int] = {}
-    free = {need.placement.host: need.placement.ram_bytes for need in candidate.needs}
-    for need in candidate.needs:
-        wanted[need.placement.host] = wanted.get(need.placement.host, 0) + need.memory.offloaded_bytes
-    for host, num_bytes in wanted.items():
-        room = free[host]
-        if num_bytes and room is not None and num_bytes > MOST * room:
+    for host, (num_bytes, room) in candidate.host_memory.items():
+        if num_bytes and room is not None and num_bytes > MOST_OF_HOST * room:
             raise UsageError(
                 f"{host} has too little host memory for the offloading",
                 seen=f"{format_bytes(num_bytes)} of weights, states and activations; {format_bytes(room)} available",

@@ -17,7 +17,7 @@ from gangline.decide.row_report import RowsReport
 from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
 from gangline.inventory.measured import load_network, network_line
 from gangline.planner.candidate import Candidate, builds_method
-from gangline.planner.decision import Choice, Suggestion
+from gangline.planner.decision import Choice
 from gangline.planner.machines import PlannedCluster, assumed_link, bus_of, imagine, link, with_hosts, without_hosts
 from gangline.planner.report import (
     TITLE,
@@ -35,6 +35,7 @@ from gangline.planner.report import (
 from gangline.planner.saves import Saving, save_cost
 from gangline.planner.software import STACKS
 from gangline.planner.training import GANGLINE, SoftwareStack
+from gangline.planner.ways_out import Suggestion
 from gangline.provision.console import Console
 from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
@@ -160,7 +161,7 @@ def predict(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dep
         placements = imagine(what_if.hosts)
         imagined = PlannedCluster(placements=placements, wire=assumed_link(), inside=bus_of(placements), asked=False)
         before = changed(imagined, WhatIf(link=what_if.link))
-        world = changed(before, dataclasses.replace(what_if, link=None))
+        world = changed(before, what_if)  # the link again: of one host nothing is kept
         return dataclasses.replace(_predict(job, world, None, context, stack=stack, before=before), rows=rows)
     job, cluster = load(start)
     with reached(cluster, home=start.home, console=console, deps=deps) as (cluster, context):

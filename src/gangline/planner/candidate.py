@@ -52,6 +52,10 @@ Compute = Callable[[Placement, Training], ComputeModel | None]
 their index and their free memory."""
 
 
+MOST_OF_HOST = 0.9
+"""Of what programs can get of a machine's memory: the rest is for the processes themselves."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuery:
     """What is to be decided."""
@@ -312,6 +316,21 @@ class Candidate:
     def needs(self) -> tuple[Need, ...]:
         """Memory of every rank."""
         return self.room.needs(self.strategy)
+
+    @property
+    def host_memory(self) -> dict[str, tuple[int, int | None]]:
+        """Bytes by host that lie in the machine's memory in place of its cards', and what programs can get there."""
+        found: dict[str, tuple[int, int | None]] = {}
+        for need in self.needs:
+            host, room = need.placement.host, need.placement.ram_bytes
+            found[host] = (found.get(host, (0, room))[0] + need.memory.offloaded_bytes, room)
+        return found
+
+    @property
+    def fits_host_memory(self) -> bool:
+        """Whether there is room for it; a machine whose memory is not known counts as having some."""
+        sizes = self.host_memory.values()
+        return all(room is None or wanted <= MOST_OF_HOST * room for wanted, room in sizes)
 
     @property
     def tightest(self) -> Need:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gangline.catalog.gpu_specs import GPUS
 from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, Scenario
-from gangline.planner.machines import PlannedCluster, imagine
+from gangline.planner.machines import PlannedCluster
 from gangline.planner.shares import Dividing, ceiling
-from gangline.planner.traffic import LinkModel
 from gangline.planner.training import Number, PlannedStrategy, Training
 from gangline.runs.gang import whole_count, whole_counts
 from gangline.strategies.base import AUTO
@@ -259,140 +257,3 @@ def _speed(query: PlanQuery, world: PlannedCluster, host: str) -> float:
     training, length = query.training, query.tokens_per_sample
     models = [query.compute(placement, training) for placement in world.placements_of(host)]
     return sum(model.tokens_per_s(training.micro_batch * length, length) for model in models if model is not None)
-
-
-# What would make a job fit that does not: the smallest changes, each of them tried. Pure.
-
-
-LEAST_LENGTH = 256
-MOST_TOGETHER = 3
-"""Changes at a time."""
-OFFLOADED = "activation_checkpointing: true with activation_offloading: true"
-ENOUGH = 4
-"""Ways that are told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suggestion:
-    """Changes that were tried together, and what fits then."""
-
-    words: tuple[str, ...]
-    """What to write in the job, or to buy."""
-    candidate: Candidate
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    words: str
-    group: str
-    """Of one group only one is made."""
-    apply: Callable[[Training], Training]
-
-
-def ways_out(query: PlanQuery, world: PlannedCluster) -> list[Suggestion]:
-    """The smallest sets of changes after which gangline's own trainer has room, or, if there are none, any strategy.
-
-    At last the smallest card that would hold the job alone.
-    """
-    bench = EvaluationContext()
-    ways = _of_the_job(query, world, bench)
-    if _on_gpus(world) and (bought := _one_card(query, bench)) is not None:
-        ways.append(bought)
-    return ways
-
-
-def _of_the_job(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> list[Suggestion]:
-    changes = list(_changes(query.training, on_gpus=_on_gpus(world)))
-    built: list[Suggestion] = []
-    others: list[Suggestion] = []
-    tried: dict[tuple[Training, ...], list[Candidate]] = {}  # what the job leaves open is varied whatever is changed
-    for count in range(1, MOST_TOGETHER + 1):
-        for chosen in itertools.combinations(changes, count):
-            words = tuple(change.words for change in chosen)
-            if len({change.group for change in chosen}) < count or _known(words, built):
-                continue
-            changed = _changed(query, chosen)
-            key = tuple(trainings(changed))
-            fitting = tried[key] = tried[key] if key in tried else _fitting(changed, world, bench)
-            if (draft := choose([each for each in fitting if each.is_built])) is not None:
-                built.append(Suggestion(words=words, candidate=draft))
-            elif not _known(words, others) and (draft := choose(fitting)) is not None:
-                others.append(Suggestion(words=words, candidate=draft))
-        if len(built) >= ENOUGH:
-            break
-    return (built or others)[:ENOUGH]
-
-
-def _on_gpus(world: PlannedCluster) -> bool:
-    return all(placement.gpu is not None for placement in world.placements)
-
-
-def _known(words: tuple[str, ...], ways: list[Suggestion]) -> bool:
-    """Whether fewer of these changes do already."""
-    return any(set(way.words) <= set(words) for way in ways)
-
-
-def _changed(query: PlanQuery, changes: tuple[_Change, ...]) -> PlanQuery:
-    training = query.training
-    for change in changes:
-        training = change.apply(training)
-    return dataclasses.replace(query, training=training)
-
-
-def _changes(training: Training, *, on_gpus: bool) -> Iterator[_Change]:
-    """The gentlest first: those that change no number come before those that change what is learnt."""
-    yield from _of_activations(training, on_gpus=on_gpus)
-    if training.method == "full" and training.optimizer == "adamw" and training.parameters == "fp32":
-        yield _replaced("optimizer.kind: adamw-8bit", "optimizer", optimizer="adamw-8bit")
-    if training.method == "full" and training.optimizer != "adamw":  # for weights in parts
-        yield _replaced("optimizer.kind: adamw", "optimizer", optimizer="adamw")
-    length = training.sequence_length // 2
-    while length >= LEAST_LENGTH:
-        yield _replaced(f"data.sequence_length: {length}", "length", sequence_length=length)
-        length //= 2
-    if training.method == "full" and training.parameters == "fp32" and training.compute == "bf16":
-        yield _replaced("precision.parameters: compute", "parameters", parameters="bf16")
-    if training.method == "full":
-        yield _replaced("method: lora", "method", method="lora", parameters="fp32")
-    if training.method != "qlora":
-        yield _replaced("method: qlora", "method", method="qlora", parameters="fp32")
-    elif training.bits == 8:
-        yield _replaced("method.bits: 4", "method", bits=4)
-
-
-def _of_activations(training: Training, *, on_gpus: bool) -> Iterator[_Change]:
-    if not training.checkpointing:
-        yield _replaced("activation_checkpointing: true", "checkpointing", checkpointing=True)
-    elif on_gpus and not training.offloading:
-        yield _replaced("activation_offloading: true", "offloading", offloading=True)
-    if training.micro_batch > 1:
-        yield _replaced("micro_batch: 1", "micro_batch", micro_batch=1)
-    if on_gpus and not training.checkpointing:
-        yield _replaced(OFFLOADED, "checkpointing", checkpointing=True, offloading=True)
-
-
-def _replaced(words: str, group: str, **values: object) -> _Change:
-    return _Change(words, group, lambda training: dataclasses.replace(training, **values))  # type: ignore[arg-type]
-
-
-def _one_card(query: PlanQuery, bench: EvaluationContext) -> Suggestion | None:
-    """The smallest card of the catalogue that holds the job alone."""
-    none = LinkModel(latency_s=0.0, bytes_per_s=1e12, source="one card: nothing travels")
-    for spec in sorted(GPUS, key=lambda gpu: (gpu.total_bytes, -gpu.tflops)):
-        if (
-            spec.laptop
-            or spec.untrained
-            or spec.note
-            or spec.is_unified
-            or (query.training.compute == "bf16" and not spec.bf16)
-        ):
-            continue
-        world = PlannedCluster(placements=imagine(spec.name), wire=none, inside=none, asked=False)
-        if (draft := choose(_fitting(query, world, bench))) is not None:
-            words = f"one card with {spec.memory_gb:g} GB, such as {spec.name}"
-            return Suggestion(words=(words,), candidate=draft)
-    return None
-
-
-def _fitting(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> list[Candidate]:
-    return [draft for draft in best_of_kinds(query, world, bench) if draft.fits]

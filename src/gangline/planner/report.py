@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from gangline.planner.candidate import Candidate, builds_method, lacking
-from gangline.planner.decision import AS_FAST, Choice, Suggestion
+from gangline.planner.decision import AS_FAST, Choice
 from gangline.planner.machines import Placement, PlannedCluster
 from gangline.planner.memory import Memory
 from gangline.planner.memory_fit import Need
@@ -18,6 +18,7 @@ from gangline.planner.plan import Plan, PlannedRank
 from gangline.planner.saves import SaveCost, Saving, save_cost
 from gangline.planner.traffic import trained_weights, wire_bytes
 from gangline.planner.training import PlannedStrategy
+from gangline.planner.ways_out import Suggestion
 from gangline.runs.checkpoints import LEAST_MIN, MOST_MIN
 from gangline.runs.gang import rows_of
 from gangline.runs.job import ScheduleJob
@@ -101,8 +102,13 @@ def ways_lines(ways: Sequence[Suggestion], width: int = 120) -> list[str]:
         need = way.candidate.tightest
         text = f"{' and '.join(way.words)}: fits with {name(way.candidate.strategy)}, {_need(need)} GiB"
         text += f" of {_gib(need.placement.free_bytes)}" if need.placement.free_bytes is not None else ""
+        most = max(wanted for wanted, _ in way.candidate.host_memory.values())
+        text += f", and {_gib(most)} GiB of host memory" if most else ""
+        text += f"; {_seconds(way.candidate.seconds)} a step" if way.candidate.scenario.is_timed else ""
         text += "" if way.candidate.is_built else " (gangline train cannot do this yet)"
         rows.append(("instead", text))
+    if any(way.bought for way in ways):
+        rows.append(("instead", "no price is known here: prices are yours to compare, with renting too"))
     return aligned(rows, width)
 
 
@@ -569,7 +575,9 @@ def choice_json(choice: Choice, ways: list[Suggestion]) -> dict[str, Any]:
         "by_hosts": [
             {"num_hosts": few.count, **candidate_json(few.best)} for few in choice.by_hosts if few.best is not None
         ],
-        "instead": [{"changes": list(way.words), **candidate_json(way.candidate)} for way in ways],
+        "instead": [
+            {"changes": list(way.words), "bought": way.bought, **candidate_json(way.candidate)} for way in ways
+        ],
     }
 
 

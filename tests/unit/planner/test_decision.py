@@ -12,13 +12,14 @@ import pytest
 from gangline.planner import decision, memory_fit
 from gangline.planner import report as reports
 from gangline.planner.candidate import Candidate, Compute, EvaluationContext, PlanQuery, lacking
-from gangline.planner.decision import AS_FAST, Choice, best_of_kinds, decide, ways_out
+from gangline.planner.decision import AS_FAST, Choice, best_of_kinds, decide
 from gangline.planner.machines import Placement, PlannedCluster, link
 from gangline.planner.memory import CPU, rank_memory
 from gangline.planner.report import Length, choice_json, each_host, report, slower_than_alone, ways_lines
 from gangline.planner.saves import Saving
 from gangline.planner.speed import ComputeModel
 from gangline.planner.training import PlannedStrategy, Training
+from gangline.planner.ways_out import ways_out
 from gangline.runs.job import StrategyJob
 from gangline.units import format_duration
 from tests.unit.planner.worlds import crowded, option_of, query, with_memory, world
