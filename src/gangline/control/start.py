@@ -22,7 +22,7 @@ from gangline.planner.plan import DataCount, Plan
 from gangline.planner.report import length, lines_in_steps
 from gangline.provision.checkpoint_sources import CheckpointHost, find_checkpoint, rejected_error
 from gangline.provision.console import Console
-from gangline.provision.inputs import Inputs, bring_reads, distribute, prepare_inputs, require_same
+from gangline.provision.inputs import Inputs, Reads, bring_reads, distribute, prepare_inputs, require_same
 from gangline.provision.trees import carry_history, host_layout, place_documents, place_gang, spot_on, write_documents
 from gangline.runs.checkpoints import CheckpointChoice
 from gangline.runs.cluster import Cluster, Host
@@ -296,10 +296,10 @@ def bring_inputs(
         require_same(run_id, before, inputs)
     distribute(cluster, context.transports, inputs, scratch=context.home, console=console)
     place_documents(cluster, context.transports, run_id, {"inputs": inputs.record})
-    return _settled(layout, decision, inputs, console), dataclasses.replace(ready, cluster=cluster)
+    return _settled(layout, decision, inputs, reads, console), dataclasses.replace(ready, cluster=cluster)
 
 
-def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, console: Console) -> Plan:
+def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, reads: Reads, console: Console) -> Plan:
     """The plan now that the samples are counted."""
     counts = inputs.record["counts"]["train"]
     settled = decision.plan.with_data(
@@ -307,7 +307,8 @@ def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, console: Con
     )
     write_documents(layout, {"inputs": inputs.record, "plan": settled.to_json()})
     if counts.get("skipped_rows"):
-        console.report(f"skipped    {counts['skipped_rows']} bad rows, such as {'; '.join(counts['bad_rows'][:3])}")
+        some = reads.named("; ".join(counts["bad_rows"][:3]))
+        console.report(f"skipped    {counts['skipped_rows']} bad rows, such as {some}")
     if counts.get("dropped_rows"):
         limit, rule = decision.job.data.sequence_length, decision.job.data.overlong
         which = "that are longer than a sample" if rule == "drop" else "whose prompt alone fills a sample"

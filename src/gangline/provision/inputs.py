@@ -64,14 +64,19 @@ class Reads:
         method = dataclasses.replace(job.method, adapter=self.adapters.get(host.name, job.method.adapter))
         return dataclasses.replace(job, model=model, data=data, method=method)
 
+    def named(self, text: str) -> str:
+        """What the head said, with the files of the job instead of the copies there."""
+        for file, copy in self.data.items():
+            text = text.replace(copy, file)
+        return text
+
     @contextlib.contextmanager
     def named_as_here(self) -> Iterator[None]:
-        """Errors of the head name the user's own files, not the copies there."""
+        """Errors of the head name the files of the job, not the copies there."""
         try:
             yield
         except GanglineError as error:
-            for file, copy in self.data.items():
-                error.what, error.seen = error.what.replace(copy, file), error.seen.replace(copy, file)
+            error.what, error.seen = self.named(error.what), self.named(error.seen)
             raise
 
     def seen_from(self, cluster: Cluster, job: Job) -> Cluster:

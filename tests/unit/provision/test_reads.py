@@ -240,3 +240,4 @@ def test_an_error_of_the_head_names_the_users_file_not_its_copy() -> None:
         raise DataError("data.train: 1 row:\n  /w/inputs/3d2c/rows.jsonl:7: bad", seen="/w/inputs/3d2c/rows.jsonl")
     assert caught.value.what == "data.train: 1 row:\n  /me/rows.jsonl:7: bad"
     assert caught.value.seen == "/me/rows.jsonl"
+    assert found.named("/w/inputs/3d2c/rows.jsonl:9: empty") == "/me/rows.jsonl:9: empty"
