@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def words(text: str) -> frozenset[str]:
     plain = re.sub(r"\b(titan|m[1-9])(?=[a-z]+\b)", r"\1 ", plain)
     plain = re.sub(r"\b(mi|w|r) (?=\d{2,4})", r"\1", plain)
     plain = re.sub(r"\b(\d{4}(?=[a-z])|\d{3}(?=ti\b))", r"\1 ", plain)
-    plain = re.sub(r"\b(ti|super)(?=(super|laptop|mobile)\b)", r"\1 ", plain)
+    plain = re.sub(r"\b(ti|super)(?=(s|super|laptop|mobile)\b)", r"\1 ", plain)
     plain = re.sub(r"\b(\d+) ?(?:gb?|gib)\b", r"\1gb", plain)
     plain = re.sub(r"\bsxm\d?\b", "sxm", plain)
     return frozenset(_SAME.get(word, word) for word in plain.split()) - _NOISE
@@ -261,9 +262,9 @@ OWN_FIGURES: dict[str, tuple[float, float]] = {
 """What describes a card that is in no list -> its least and largest value; all but the power are needed."""
 
 
-def own_gpu(*, tflops_bf16: float, memory_gib: float, bandwidth_gbs: float, power_w: float = 0) -> GpuSpec:
+def own_gpu(*, tflops_bf16: float, memory_gib: float, bandwidth_gbs: float, power_w: float = math.inf) -> GpuSpec:
     """A card that is in no list, by the figures that its owner gives: dense TFLOP/s in bf16 with sums in fp32, GiB of
-    memory, GB/s of its bandwidth. It is taken to be of NVIDIA's make, with tensor cores.
+    memory, GB/s of its bandwidth. It is taken to be NVIDIA's, with tensor cores and all the power that it needs.
     """
     return GpuSpec(
         name="own figures",
@@ -323,7 +324,8 @@ def _bare(name: str) -> str:
 def meanings(text: str) -> tuple[str, ...]:
     """What to type for each of the cards that a name may mean: of "rtx6000" three; () for a name of one card."""
     several: dict[str, list[str]] = _NAMES["several"]
-    return () if "quadro" in text.lower() else tuple(several.get(" ".join(sorted(words(text))), ()))
+    told = re.search("quadro|gtx", text.lower())  # words that tell these apart, and no others
+    return () if told else tuple(several.get(" ".join(sorted(words(text))), ()))
 
 
 def accelerator(text: str) -> str | None:
@@ -353,6 +355,8 @@ def _may_add(gpu: GpuSpec) -> frozenset[str]:
     also = {f"{gpu.memory_gb:g}gb"}
     if gpu.laptop:
         also.add("laptop")
+    if gpu.name in {"B200", "GB200"}:
+        also.add("192gb")  # as announced; fewer can be used
     if gpu.name in {"H100 80GB HBM3", "H200", "H800", "B200"}:
         also.add("sxm")
     return frozenset(also)

@@ -47,7 +47,7 @@ def _spec(name: str, line_gbps: float, payload_gb_s: float, latency_s: float, *w
 LINKS: tuple[LinkSpec, ...] = tuple(_spec(*row) for row in _FILE["rows"])
 """By kind; Ethernet is TCP over sockets, with RDMA the same wire has its own rows."""
 
-_PORTS = re.compile(r"([2-9]|[1-9]\d) ?[x*] ?(.+)")
+_PORTS = re.compile(r"([1-9]\d?) ?[x*] ?(.+)")
 _PING = re.compile(r"(.+?),? (\d+(?:\.\d+)?) ?ms(?: (?:ping|rtt))?")
 _WAN = re.compile(r"(?:(?:wan|internet|wireguard|vpn|tailscale|zerotier)(?: over the internet)?) ?(.*)")
 _RDMA = re.compile(r"\b(?:ib|infiniband|roce ?v?[12]?|rdma)\b")
@@ -62,8 +62,8 @@ def find_link(text: str) -> LinkSpec | None:
     """The link that somebody means, such as "1gbit", "hdr", "roce 25g", "8x400G", "wifi 7" or "wan 50mbit 30ms".
 
     A rate that is not in the table, such as "20gbit", is Ethernet with TCP, see `ethernet`; behind `wan` or `wireguard`
-    it is what the slower end uploads. "30 ms" is a ping. Several ports carry what one does, times their number; from
-    100G on they are RDMA, unless they are called Ethernet. None where nothing fits.
+    it is what the slower end uploads. "30 ms" is a ping. Several ports of a host carry what one does, times their
+    number, "1xhdr" what one does; from 100G on they are RDMA, unless they are called Ethernet. None where nothing fits.
     """
     plain = re.sub(r"[-_ ]+", " ", text.strip().lower())
     if ports := _PORTS.fullmatch(plain):
@@ -98,6 +98,7 @@ def _several(count: int, plain: str) -> LinkSpec | None:
         name=f"{count} x {one.name}",
         line_gbps=count * one.line_gbps,
         payload_bytes_per_s=count * one.payload_bytes_per_s,
+        source="ports",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -335,7 +336,8 @@ def run_cost(candidate: Candidate, length: Length) -> RunCost | None:
 
 def _powers(candidate: Candidate) -> list[float]:
     """In watts, by rank; none where one is not known."""
-    known = [placement.spec.power_w for placement in candidate.world.placements if placement.spec is not None]
+    specs = [placement.spec for placement in candidate.world.placements]
+    known = [spec.power_w for spec in specs if spec is not None and math.isfinite(spec.power_w)]
     return known if len(known) == len(candidate.world.placements) else []
 
 

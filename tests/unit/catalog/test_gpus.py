@@ -102,6 +102,16 @@ def test_every_card_is_found_by_its_own_name_however_it_is_written(gpu):
         ("l40", "L40"),
         ("a10", "A10"),
         ("dgx spark", "GB10"),
+        ("ascent gx10", "GB10"),
+        ("DGX H100", "H100 80GB HBM3"),
+        ("4070 tis", "GeForce RTX 4070 Ti SUPER"),
+        ("A6000 Ada", "RTX 6000 Ada Generation"),
+        ("RTX 6000 Blackwell", "RTX PRO 6000 Blackwell Workstation Edition"),
+        ("b200 192gb", "B200"),
+        ("jetson nano", "Jetson Nano 4GB"),
+        ("gtx 980", "GeForce GTX 980"),
+        ("mi325", "Instinct MI325X"),
+        ("iMac M3", "Apple M3"),
         ("titan xp", "TITAN Xp"),
         ("titanv", "TITAN V"),
         ("Titan RTX", "TITAN RTX"),
@@ -158,6 +168,7 @@ def test_what_people_type_is_understood(typed, meant):
         ("m3 max 36 gb", None, 36),
         ("m3max", None, 48),
         ("mi50 32gb", None, 32),
+        ("m4 max 128", None, 128),
     ],
 )
 def test_two_sizes_under_one_name_are_told_apart_by_memory(typed, total_bytes, gb):
@@ -218,7 +229,7 @@ def test_memory_is_what_nvml_shows_or_two_percent_less_than_sold():
 
 def test_cards_without_bf16():
     ours = [gpu for gpu in GPUS if gpu.vendor == "NVIDIA"]
-    old = {"3.5", "3.7", "5.2", "6.0", "6.1", "7.0", "7.2", "7.5"}
+    old = {"3.5", "3.7", "5.2", "5.3", "6.0", "6.1", "6.2", "7.0", "7.2", "7.5"}
     assert {gpu.compute_capability for gpu in ours if not gpu.bf16} == old
     assert all(float(gpu.compute_capability) >= 8.0 for gpu in ours if gpu.bf16)
     others = {gpu.architecture for gpu in GPUS if gpu.vendor != "NVIDIA" and not gpu.bf16}
@@ -231,6 +242,8 @@ def test_cards_without_bf16():
         ("rtx6000", {"Quadro RTX 6000", "RTX 6000 Ada Generation", "RTX PRO 6000 Blackwell Workstation Edition"}),
         ("RTX 4000", {"Quadro RTX 4000", "RTX 4000 Ada Generation", "RTX PRO 4000 Blackwell"}),
         ("5000", {"Quadro RTX 5000", "RTX 5000 Ada Generation", "RTX PRO 5000 Blackwell"}),
+        ("titan x", {"GeForce GTX TITAN X", "TITAN X (Pascal)"}),
+        ("rx 7900", {"Radeon RX 7900 XTX", "Radeon RX 7900 XT", "Radeon RX 7900 GRE"}),
         ("rtx-4500", {"RTX 4500 Ada Generation", "RTX PRO 4500 Blackwell"}),
     ],
 )

@@ -73,6 +73,7 @@ from gangline.catalog.link_rates import LINKS, SOURCES, ethernet, find_link, nvl
         ("8xndr", "8 x InfiniBand NDR or RoCE 400"),
         ("4x 200g ib", "4 x InfiniBand HDR or RoCE 200"),
         ("2x100gbe", "2 x 100 GbE"),
+        ("1xhdr", "1 x InfiniBand HDR or RoCE 200"),
     ],
 )
 def test_a_link_is_found_by_what_people_type(typed, name):
@@ -88,7 +89,7 @@ def test_every_link_is_found_by_its_own_name_and_says_where_its_figure_is_from(l
 
 
 def test_every_source_is_used():
-    assert {link.source for link in LINKS} | {"wan"} == set(SOURCES)
+    assert {link.source for link in LINKS} | {"wan", "ports"} == set(SOURCES)
 
 
 @pytest.mark.parametrize(
