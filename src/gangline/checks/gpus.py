@@ -195,7 +195,12 @@ def _in_instances(facts: HostFacts, _host: Host) -> Iterator[str]:
             yield f"{_named(gpu)}: MIG is on"
 
 
-@each_host.fail(
+TRAINER: list[Rule] = []
+"""Rules for gangline's own trainer; the user's own command may train on what it likes."""
+for_trainer, _ = adders(TRAINER)
+
+
+@for_trainer.fail(
     "E-GPU-11",
     title="a GPU that gangline cannot train on yet",
     meaning="only NVIDIA GPUs train; the processor would compute instead, many times slower",

@@ -37,7 +37,8 @@ _PREFIXES: Mapping[str, tuple[str, ...]] = {
 
 Family = tuple[Rule, ...]
 """Rules that belong together."""
-_ALL = (*versions.TRAINER, *versions.OWN_PROGRAM, *(rule for module in _MODULES for rule in module.RULES))
+_TRAINER = (*versions.TRAINER, *gpus.TRAINER)
+_ALL = (*_TRAINER, *versions.OWN_PROGRAM, *(rule for module in _MODULES for rule in module.RULES))
 _BUILT_IN: Mapping[str, Family] = {
     name: tuple(rule for rule in _ALL if rule.id.startswith(starts)) for name, starts in _PREFIXES.items()
 }
@@ -92,7 +93,7 @@ def judge(
     own_worker: whether gangline's trainer will run; the user's own command needs no package of ours, only
         torchrun.
     """
-    wanted, left_out = prefixes(only), versions.OWN_PROGRAM if own_worker else versions.TRAINER
+    wanted, left_out = prefixes(only), tuple(versions.OWN_PROGRAM) if own_worker else _TRAINER
     families, found = _families(only)
     for name, family in families.items():
         for rule in family:

@@ -396,6 +396,11 @@ def test_a_host_whose_gpu_cannot_train_is_told_what_to_write():
     assert "gpu: none" in finding.fix
 
 
+def test_a_users_own_program_may_train_on_any_gpu():
+    members = inventory({"pc1": with_other(cpu_only(), RADEON)})
+    assert "E-GPU-11" not in {one.id for one in judge(members, cluster(host("pc1")), own_worker=False)}
+
+
 @pytest.mark.parametrize(
     "card",
     [
