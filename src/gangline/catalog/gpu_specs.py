@@ -302,15 +302,16 @@ def find_gpu(text: str, *, total_bytes: int | None = None) -> GpuSpec | None:
     A short name means the desktop card, not the laptop's; of server cards the commonest: `a100` and `h100` are the SXM
     ones with 80 GB. None where nothing fits, see `suggest_gpus`, or several cards do, see `meanings`.
 
-    total_bytes: the memory that NVML reports, to tell apart cards of one name (a 3080 with 10 or 12 GB).
+    total_bytes: the memory that NVML reports, to tell apart cards of one name (a 3080 with 10 or 12 GB), and those of
+        which only a part of the name is said ("Orin" of Jetson's modules).
     """
     found = _named(GPUS, text) or _named(all_gpus(), text) or ([] if meanings(text) else _closest(text))
     if not found:
         return None
     if total_bytes is None:
         return found[0]
-    of_that_name = [gpu for gpu in found if gpu.name == found[0].name]
-    return min(of_that_name, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
+    as_near = [gpu for gpu in found if _unsaid(gpu, words(text)) == _unsaid(found[0], words(text))]
+    return min(as_near, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
 
 
 def _named(gpus: Sequence[GpuSpec], text: str) -> list[GpuSpec]:
@@ -347,7 +348,12 @@ def _closest(text: str) -> list[GpuSpec]:
         return []
     of_makers = [gpu for gpu in all_gpus() if not whose or gpu.vendor in whose]
     fitting = [gpu for gpu in of_makers if wanted <= words(gpu.name) | _may_add(gpu)]
-    return sorted(fitting, key=lambda gpu: sum(not is_memory(word) for word in words(gpu.name) - wanted))
+    return sorted(fitting, key=lambda gpu: _unsaid(gpu, wanted))
+
+
+def _unsaid(gpu: GpuSpec, wanted: frozenset[str]) -> int:
+    """How many words of a card's name were not said, its memory apart."""
+    return sum(not is_memory(word) for word in words(gpu.name) - wanted)
 
 
 def _may_add(gpu: GpuSpec) -> frozenset[str]:

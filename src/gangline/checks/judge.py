@@ -38,7 +38,8 @@ _PREFIXES: Mapping[str, tuple[str, ...]] = {
 Family = tuple[Rule, ...]
 """Rules that belong together."""
 _TRAINER = (*versions.TRAINER, *gpus.TRAINER)
-_ALL = (*_TRAINER, *versions.OWN_PROGRAM, *(rule for module in _MODULES for rule in module.RULES))
+_RULES = tuple(rule for module in _MODULES for rule in module.RULES)
+_ALL = (*versions.TRAINER, *versions.OWN_PROGRAM, *_RULES, *gpus.TRAINER)
 _BUILT_IN: Mapping[str, Family] = {
     name: tuple(rule for rule in _ALL if rule.id.startswith(starts)) for name, starts in _PREFIXES.items()
 }

@@ -125,13 +125,14 @@ def _wire(cluster: Cluster, inventory: Inventory, network: Network | None) -> Li
         source = f"assumed to be {ASSUMED_LINK}; measure it: gangline bench network"
         return dataclasses.replace(assumed, source=source, spread=GUESSED_SPREAD)
     way = known[slowest]
-    speed = "Wi-Fi" if way.warning else f"{way.line_gbps * 1000:.0f} Mbit/s"
+    speed = f"{way.line_gbps * 1000:.0f} Mbit/s" if not way.warning else "Wi-Fi" if way.source == "wifi" else way.name
     return LinkModel(
         latency_s=way.latency_s,
         bytes_per_s=way.payload_bytes_per_s,
         source=f"assumed from the {speed} of {slowest}'s interface, the slowest one; measure it: gangline bench "
         "network",
         spread=GUESSED_SPREAD if silent or way.warning else 0.15,
+        warning=way.warning,
     )
 
 
@@ -187,6 +188,8 @@ def _way(host: Host, facts: HostFacts | None) -> LinkSpec | None:
     nic = None if facts is None else choose_nic(host, facts)[0]
     if nic is not None and nic.kind == "wifi":
         return find_link("wifi")
+    if nic is not None and (nic.driver or "").replace("_", "-") == "thunderbolt-net":
+        return find_link("thunderbolt")
     return None if nic is None or not nic.speed_mbps else find_link(f"{nic.speed_mbps}mbit")
 
 

@@ -447,6 +447,12 @@ def _cards(world: PlannedCluster) -> Iterator[str]:
         if reason:
             hosts = dict.fromkeys(placement.host for placement in world.placements if placement.label == label)
             yield f"planned only: gangline train cannot use the {label} of {', '.join(hosts)} yet; {reason}"
+    figures = "gpu: {tflops_bf16: ..., memory_gib: ..., bandwidth_gbs: ...}"
+    yield from dict.fromkeys(
+        f"no list has the {placement.label} of {placement.host}: write its figures into the cluster file, {figures}"
+        for placement in world.placements
+        if placement.gpu is not None and placement.spec is None
+    )
     yield from dict.fromkeys(f"{placement.label}: {placement.note}" for placement in world.placements if placement.note)
 
 

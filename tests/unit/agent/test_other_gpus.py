@@ -1,9 +1,11 @@
 """GPUs of other makers: read off a bus as the kernel shows it, without their drivers' libraries."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gangline.agent.host_facts import other_gpus
 from gangline.agent.host_facts.other_gpus import on_the_bus
 
 GIB = 1 << 30
@@ -94,3 +96,17 @@ def test_without_lists_a_card_has_its_number(tmp_path):
     put(tmp_path, "0000:03:00.0", AMD, "0x744c", revision="0xc8")
     (card,) = found(tmp_path)
     assert (card["name"], card["memory_bytes"]) == ("AMD GPU 744c", None)
+
+
+def test_a_mac_says_its_chip_and_its_memory(monkeypatch):
+    monkeypatch.setattr(other_gpus.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(other_gpus, "run", lambda _words: SimpleNamespace(stdout="Apple M3 Max\n"))
+    monkeypatch.setattr(other_gpus.os, "sysconf", {"SC_PHYS_PAGES": 2 << 20, "SC_PAGE_SIZE": 16384}.__getitem__)
+    (chip,) = other_gpus.other_gpus({})
+    assert (chip["maker"], chip["name"], chip["memory_bytes"]) == ("Apple", "Apple M3 Max", 32 * GIB)
+
+
+def test_a_mac_with_intels_processor_has_none_of_apples(monkeypatch):
+    monkeypatch.setattr(other_gpus.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(other_gpus, "run", lambda _words: SimpleNamespace(stdout="Intel(R) Core(TM) i9\n"))
+    assert other_gpus.other_gpus({}) == []

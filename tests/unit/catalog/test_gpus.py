@@ -169,6 +169,11 @@ def test_what_people_type_is_understood(typed, meant):
         ("m3max", None, 48),
         ("mi50 32gb", None, 32),
         ("m4 max 128", None, 128),
+        # Jetson's modules have one name for NVML
+        ("Orin (nvgpu)", 30 * GIB, 32),
+        ("Orin (nvgpu)", 61 * GIB, 64),
+        ("Orin (nvgpu)", 15 * GIB, 16),
+        ("H100", 94 * GIB, 94),
     ],
 )
 def test_two_sizes_under_one_name_are_told_apart_by_memory(typed, total_bytes, gb):

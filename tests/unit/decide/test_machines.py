@@ -132,6 +132,17 @@ def fabric(*names: str, **changed: object) -> tuple[Cluster, Inventory]:
     return cluster(*map(host, names)), inventory(answers)
 
 
+def test_a_thunderbolt_cable_is_known_by_its_driver(tmp_path: Path) -> None:
+    members = cluster(host("pc1"), host("pc2"))
+    answers = {name: pc(name) for name in ("pc1", "pc2")}
+    for answer in answers.values():
+        answer["nics"][0] |= {"driver": "thunderbolt-net", "speed_mbps": None}
+    wire = world_of(members, inventory(answers), tmp_path).wire
+    assert 1e9 < wire.bytes_per_s < 2.5e9
+    assert "Thunderbolt" in wire.source
+    assert wire.warning
+
+
 def test_infiniband_is_what_cards_talk_over_whatever_has_the_address(tmp_path: Path) -> None:
     wire = world_of(*fabric("gpu1", "gpu2"), tmp_path).wire
     assert wire.bytes_per_s == pytest.approx(8 * 48e9)  # eight ports of 400 Gbit/s; the address is one of 25 GbE

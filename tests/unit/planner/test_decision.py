@@ -707,3 +707,22 @@ def test_what_deepspeed_does_not_do_is_not_planned(words: dict[str, str], said: 
     missing = lacking(way, job.training, job.architecture)
     assert missing is not None
     assert missing.what == said
+
+
+def test_cards_that_cannot_train_are_marked_on_the_screen_and_in_the_data() -> None:
+    choice = decide(query(), world("pc1=rtx4090,pc2=7900xtx"))
+    lines = " ".join("\n".join(report(choice, Length(None), width=400)).split())
+    assert "planned only: gangline train cannot use the Radeon RX 7900 XTX of pc2 yet" in lines
+    ranks = choice_json(choice, [])["strategies"][0]["ranks"]
+    untrained = {rank["host"]: rank["untrained"] for rank in ranks}
+    assert untrained["pc1"] is None
+    assert "AMD" in untrained["pc2"]
+
+
+def test_a_card_in_no_list_is_answered_with_where_its_figures_go() -> None:
+    (placement,) = world("pc1=rtx4090").placements
+    unknown = dataclasses.replace(placement, gpu="NVIDIA Prototype 1", spec=None)
+    choice = decide(query(), dataclasses.replace(world("pc1=rtx4090"), placements=(unknown,)))
+    lines = " ".join("\n".join(report(choice, Length(None), width=400)).split())
+    assert "no list has the Prototype 1 of pc1" in lines
+    assert "bandwidth_gbs" in lines
