@@ -48,7 +48,7 @@ LINKS: tuple[LinkSpec, ...] = tuple(_spec(*row) for row in _FILE["rows"])
 """By kind; Ethernet is TCP over sockets, with RDMA the same wire has its own rows."""
 
 _PORTS = re.compile(r"([1-9]\d?) ?[x*] ?(.+)")
-_PING = re.compile(r"(.+?),? (\d+(?:\.\d+)?) ?ms(?: (?:ping|rtt))?")
+_PING = re.compile(r"(.+?),? (\d+(?:\.\d+)?) ?ms(?: (?:ping|rtt|latency))?")
 _WAN = re.compile(r"(?:(?:wan|internet|wireguard|vpn|tailscale|zerotier)(?: over the internet)?) ?(.*)")
 _RDMA = re.compile(r"\b(?:ib|infiniband|roce ?v?[12]?|rdma)\b")
 WAN_PING_S, WAN_PAYLOAD_SHARE = 30e-3, 0.89
@@ -65,7 +65,8 @@ def find_link(text: str) -> LinkSpec | None:
     it is what the slower end uploads. "30 ms" is a ping. Several ports of a host carry what one does, times their
     number, "1xhdr" what one does; from 100G on they are RDMA, unless they are called Ethernet. None where nothing fits.
     """
-    plain = re.sub(r"[-_ ]+", " ", text.strip().lower())
+    plain = re.sub(r"(?<=\S)[-_:@(), ]+", " ", text.strip().lower()).strip().replace("gbase t", "g")
+    plain = re.sub(r" ?\b(?:q?sfp(?:28|56|dd|\+)?|dac)(?!\w)", "", plain)
     if ports := _PORTS.fullmatch(plain):
         return _several(int(ports[1]), ports[2])
     if ping := _PING.fullmatch(plain):

@@ -65,6 +65,12 @@ from gangline.catalog.link_rates import LINKS, SOURCES, ethernet, find_link, nvl
         ("wan 50mbit", "WireGuard over 50 Mbit/s of internet"),
         ("wireguard 100 mbit 20 ms", "WireGuard over 100 Mbit/s of internet, ping 20 ms"),
         ("internet 1gbit", "WireGuard over 1 Gbit/s of internet"),
+        ("wan:50mbit:30ms", "WireGuard over 50 Mbit/s of internet, ping 30 ms"),
+        ("wan (50 Mbit/s, 30 ms ping)", "WireGuard over 50 Mbit/s of internet, ping 30 ms"),
+        ("tailscale 300mbit@15ms", "WireGuard over 300 Mbit/s of internet, ping 15 ms"),
+        ("10g sfp+", "10 GbE"),
+        ("10GBASE-T", "10 GbE"),
+        ("25G SFP28 DAC", "25 GbE"),
         ("1gbit 5ms", "1 GbE, ping 5 ms"),
         # several ports
         ("2x25G", "2 x 25 GbE"),
