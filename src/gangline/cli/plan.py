@@ -22,7 +22,11 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     cluster: ClusterFile = None,
     hosts: Annotated[
         str | None,
-        option("plan for these and contact none: [name=][Nx]GPU, ... such as pc1=rtx4090,pc2=2xrtx3090", "MACHINES"),
+        option(
+            "plan for these and contact none: [name=][Nx]GPU[:bus=SLOT][:ram=GIB], ... such as "
+            "pc1=rtx4090,pc2=2xrtx3090:bus=pcie3-x8",
+            "MACHINES",
+        ),
     ] = None,
     add_host: Annotated[list[str] | None, option("compare with one more such machine", "GPU")] = None,
     without: Annotated[list[str] | None, option("compare without this host", "HOST")] = None,

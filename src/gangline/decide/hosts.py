@@ -12,7 +12,7 @@ from gangline.catalog.efficiency import default_efficiency
 from gangline.catalog.gpu_specs import GpuSpec, find_gpu, own_gpu
 from gangline.catalog.link_rates import LinkSpec, find_link, nvlink_of
 from gangline.checks.names import NETWORK_FILESYSTEMS
-from gangline.inventory.facts import HostFacts, Inventory
+from gangline.inventory.facts import Gpu, HostFacts, Inventory
 from gangline.inventory.measured import Network, find_profile, load_network, load_profiles, save_profile
 from gangline.inventory.rank_interface import choose_nic, rank_network
 from gangline.planner.architecture import Architecture
@@ -23,7 +23,7 @@ from gangline.planner.plan import devices_of
 from gangline.planner.saves import DISK, Rate
 from gangline.planner.shares import rank_hosts
 from gangline.planner.speed import WIDE_NUMBERS, ComputeModel, copies_s, flops_per_token, uncalibrated
-from gangline.planner.traffic import LinkModel, fit_all_reduce, slowest_of_ring
+from gangline.planner.traffic import HOST_LINK_BYTES_PER_S, LinkModel, fit_all_reduce, slowest_of_ring
 from gangline.planner.training import GANGLINE, Training
 from gangline.provision.console import Console
 from gangline.runs.cluster import Cluster, Host
@@ -74,6 +74,7 @@ def _placement(host: Host, facts: HostFacts | None, device: int, *, num_sharing:
         placement,
         device=device,
         gpu=gpu.name,
+        bus="" if gpu.pcie_generation_max is None else _pcie([gpu]),
         spec=own_gpu(**host.gpu) if host.gpu else find_gpu(gpu.name, total_bytes=gpu.memory_total_bytes),
         power_limit_w=gpu.power_limit_w,
         num_sharing=num_sharing,
@@ -210,8 +211,13 @@ def _bus(facts: HostFacts) -> str:
     """The catalogue's name of what joins a host's cards."""
     if _all_nvlink(facts) and (found := nvlink_of(facts.gpus[0].name)) is not None:
         return found
-    generations = [gpu.pcie_generation_max or 3 for gpu in facts.gpus]
-    widths = [gpu.pcie_width_max or 16 for gpu in facts.gpus]
+    return _pcie(facts.gpus)
+
+
+def _pcie(gpus: Sequence[Gpu]) -> str:
+    """The catalogue's name of the narrowest slot."""
+    generations = [gpu.pcie_generation_max or 3 for gpu in gpus]
+    widths = [gpu.pcie_width_max or 16 for gpu in gpus]
     generation, width = max(3, min(5, *generations)), 16 if min(widths) >= 16 else 8
     return f"pcie{generation}-x{width}"
 
@@ -247,10 +253,21 @@ class SpeedTable:
         """Of a placement; None where nobody measured it and the catalogue does not have it."""
         # neither the size of micro-batches nor their number changes what a token takes
         training = dataclasses.replace(training, micro_batch=1, accumulation=1)
-        key = (placement.host, placement.gpu, placement.spec, placement.power_limit_w, training)
+        key = (placement.host, placement.gpu, placement.spec, placement.power_limit_w, placement.bus, training)
         if key not in self._known:
-            self._known[key] = self._measured(placement, training) or self._expected(placement, training)
+            model = self._measured(placement, training) or self._expected(placement, training)
+            self._known[key] = None if model is None else self._by_bus(model, placement, training)
         return self._known[key]
+
+    def _by_bus(self, model: ComputeModel, placement: Placement, training: Training) -> ComputeModel:
+        """With copies as fast as the card's slot, where nobody measured them."""
+        if model.profile is not None or placement.gpu is None:
+            return model
+        usual_s, own_s = (
+            copies_s(self.architecture, training, host_bytes_per_s=each)
+            for each in (HOST_LINK_BYTES_PER_S, placement.host_bytes_per_s)
+        )
+        return dataclasses.replace(model, per_token_s=model.per_token_s + own_s - usual_s)
 
     def profile_of(self, placement: Placement, training: Training) -> Profile | None:
         """The measurement that the speed of a placement rests on; None where nobody measured it."""

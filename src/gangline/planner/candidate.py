@@ -140,7 +140,7 @@ class Scenario:
         found: list[ComputeModel | None] = []
         last: tuple[object, ...] = ()
         for placement in self.world.placements:
-            key = (placement.host, placement.gpu, placement.spec, placement.power_limit_w)
+            key = (placement.host, placement.gpu, placement.spec, placement.power_limit_w, placement.bus)
             if key != last and key not in known:
                 model = self.query.compute(placement, self.training)
                 known[key] = next((each for each in known.values() if each == model), model)

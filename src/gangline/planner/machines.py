@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gangline.catalog.gpu_specs import (
     OWN_FIGURES,
@@ -25,7 +25,7 @@ from gangline.catalog.gpu_specs import (
 )
 from gangline.catalog.link_rates import find_link, nvlink_of, suggest_links
 from gangline.errors import UsageError
-from gangline.planner.traffic import Fabric, LinkModel
+from gangline.planner.traffic import HOST_LINK_BYTES_PER_S, Fabric, LinkModel
 
 MOST_RANKS = 4096
 DISPLAY_BYTES = 300 << 20
@@ -36,8 +36,9 @@ USUAL_BUS = "pcie4-x16"
 CATALOGUE_SPREAD, MISLEADING_SPREAD = 0.15, 1.0
 """How far a link may be from its catalogue's figure; Wi-Fi and the like: twice as slow."""
 _HOST = re.compile(
-    r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})=)?(?:(?P<count>[1-9][0-9]{0,2})\s*[x*]\s*)?(?P<gpu>.+)"
+    r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})=)?(?:(?P<count>[1-9][0-9]{0,2})\s*[x*]\s*)?(?P<gpu>.+?)(?P<more>(?::\s*[a-z_]+\s*=[^:{}]+)*)"
 )
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:gi?b?)?", re.IGNORECASE)
 
 
 _OWN_FORM = "{tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900}"
@@ -67,8 +68,15 @@ class Placement:
     """The user's own word on its speed, relative to the others."""
     num_sharing: int = 1
     """Ranks on this card: `free_bytes` is one's part."""
+    bus: str = ""
+    """The catalogue's name of the slot that it sits in; "": not known."""
     note: str = ""
     """What is to know of a card that nobody asked: how its name was understood, and what the catalogue says of it."""
+
+    @property
+    def host_bytes_per_s(self) -> float:
+        """Between the card and its machine's memory; a table of NVLink says nothing of that."""
+        return link(self.bus).bytes_per_s if self.bus.startswith("pcie") else HOST_LINK_BYTES_PER_S
 
     @property
     def label(self) -> str:
@@ -98,7 +106,8 @@ class PlannedCluster:
     def fabric(self) -> Fabric:
         """The links of its ranks."""
         slots = tuple(Counter(placement.host for placement in self.placements).values())
-        return Fabric(slots=slots, wire=self.wire, inside=self.inside)
+        slowest = min(placement.host_bytes_per_s for placement in self.placements)
+        return Fabric(slots=slots, wire=self.wire, inside=self.inside, host_bytes_per_s=slowest)
 
     @property
     def crowded(self) -> tuple[str, ...]:
@@ -123,11 +132,12 @@ class PlannedCluster:
 
 
 def imagine(text: str, *, taken: Sequence[str] = ()) -> tuple[Placement, ...]:
-    """Placements of machines that nobody asks: `[name=][Nx]GPU`, separated by commas.
+    """Placements of machines that nobody asks: `[name=][Nx]GPU[:bus=SLOT][:ram=GIB]`, separated by commas.
 
     "pc1=rtx4090, 2xrtx3090" is two hosts, pc1 with one card and host2 with two. A card that is in no list is written as
-    its figures: "pc1=2x{tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900}". taken: names that are in use. Raises
-    UsageError for cards that the catalogue does not have.
+    its figures: "pc1=2x{tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900}". "2xrtx3090:bus=pcie3-x8:ram=64" says
+    which slots the cards sit in, and how many GiB programs can get of the machine's memory. taken: names that are in
+    use. Raises UsageError for cards that the catalogue does not have, and for other words.
     """
     placements: list[Placement] = []
     names = list(taken)
@@ -143,14 +153,36 @@ def imagine(text: str, *, taken: Sequence[str] = ()) -> tuple[Placement, ...]:
         if name in names:
             raise UsageError(f"two machines are called {name}", seen=f"{text!r}", fix="give each one its own name")
         names.append(name)
-        spec = card(match["gpu"])
+        spec, more = card(match["gpu"]), _more(match["more"])
         devices = range(int(match["count"] or 1) * spec.devices)
-        placements += [_imagined(name, device, spec, typed=match["gpu"]) for device in devices]
+        placements += [
+            dataclasses.replace(_imagined(name, device, spec, typed=match["gpu"]), **more) for device in devices
+        ]
     if len(placements) > MOST_RANKS:
         raise UsageError(
             f"{len(placements)} ranks", seen=f"expected {MOST_RANKS} at the most", fix="name fewer machines"
         )
     return tuple(placements)
+
+
+def _more(text: str) -> dict[str, Any]:
+    """What a machine says besides its cards: ":bus=pcie3-x8:ram=64gb"."""
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(":")):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        size = _SIZE.fullmatch(value)
+        if key == "bus":
+            link(value)  # refused where no link has that name
+            found["bus"] = re.sub(r"[\s_]+", "-", value.lower())
+        elif key == "ram" and size is not None:
+            found["ram_bytes"] = round(float(size[1]) * 2**30)
+        else:
+            raise UsageError(
+                f"{part.strip()!r} says nothing of a machine",
+                seen="expected bus=SLOT or ram=GIB",
+                fix="such as --hosts pc1=2xrtx3090:bus=pcie3-x8:ram=64",
+            )
+    return found
 
 
 def card(text: str) -> GpuSpec:
@@ -251,8 +283,12 @@ def assumed_link() -> LinkModel:
 
 
 def bus_of(placements: Sequence[Placement]) -> LinkModel:
-    """What joins the cards of a host whose table nobody read: NVLink where the card's name says so, else the bus."""
-    names = {(nvlink_of(placement.gpu or "") or USUAL_BUS) for placement in placements}
+    """What joins the cards of hosts whose tables nobody read: as the user says, else NVLink where the card's name does,
+    else the usual bus. A host with one card has nothing to join, and does not count beside others.
+    """
+    ranks = Counter(placement.host for placement in placements)
+    several = [placement for placement in placements if ranks[placement.host] > 1] or placements
+    names = {placement.bus or nvlink_of(placement.gpu or "") or USUAL_BUS for placement in several}
     return min((link(each) for each in names), key=lambda model: model.bytes_per_s)
 
 

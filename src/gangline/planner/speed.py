@@ -18,6 +18,7 @@ from gangline.planner.activations import residual_width
 from gangline.planner.architecture import Architecture, Layer, adapted
 from gangline.planner.states import packs_experts
 from gangline.planner.traffic import (
+    HOST_LINK_BYTES_PER_S,
     NF4_BYTES,
     Exchange,
     Fabric,
@@ -131,9 +132,6 @@ def _left_out(layer: Layer, training: Training) -> float:
 WITHOUT_RECOMPUTATION = 0.75
 WIDE_NUMBERS, WIDE_SPREAD = 4.0, 1.0
 """Products in fp32 take so many times as long as in 16 bits: 2 on GeForce, 16 on an A100, and so the interval."""
-HOST_LINK_BYTES_PER_S = 15e9
-"""Between a card and its machine's memory: what cards behind PCIe 4.0 x16 pass on through it (catalog/links). Copies
-alone may be faster; NOT VERIFIED for them, nor known by machine. What the processor takes to update is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,13 +183,15 @@ class ComputeModel:
         return dataclasses.replace(self, **{name: getattr(self, name) / parts for name in times})
 
 
-def copies_s(architecture: Architecture, training: Training) -> float:
+def copies_s(
+    architecture: Architecture, training: Training, *, host_bytes_per_s: float = HOST_LINK_BYTES_PER_S
+) -> float:
     """Per token, of a card that has layers' inputs in its machine's memory: out in forward and back in backward, each
     copy in the row of what is computed.
     """
     if not training.offloading:
         return 0.0
-    return 2 * architecture.num_layers * architecture.hidden * residual_width(training) / HOST_LINK_BYTES_PER_S
+    return 2 * architecture.num_layers * architecture.hidden * residual_width(training) / host_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +331,7 @@ class StepQuery:
 
     def once(self, exchange: Exchange) -> float:
         """Seconds of one of them."""
-        copied_s = self.strategy.half.copy_s(exchange, self.strategy)
+        copied_s = self.strategy.half.copy_s(exchange, self.strategy, bytes_per_s=self.fabric.host_bytes_per_s)
         return exchange_s(exchange, self.fabric, shard_size=self.traffic.shard_size) + copied_s
 
     def spent(self, *hides: str) -> float:

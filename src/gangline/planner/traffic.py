@@ -226,6 +226,11 @@ class LinkModel:
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
+HOST_LINK_BYTES_PER_S = 15e9
+"""Between a card and its machine's memory, where the bus is not known: what cards behind PCIe 4.0 x16 pass on through
+it (catalog/links). Copies alone may be faster; NOT VERIFIED for them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """The links of a gang: a network between hosts, and what is inside them."""
@@ -236,6 +241,8 @@ class Fabric:
     """Between hosts: the slowest way of the ring."""
     inside: LinkModel
     """Between ranks of one host."""
+    host_bytes_per_s: float = HOST_LINK_BYTES_PER_S
+    """Between a card and its machine's memory; of the slowest."""
 
     @property
     def world_size(self) -> int:

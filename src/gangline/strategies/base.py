@@ -474,8 +474,11 @@ class PlanHalf:
         """How fast a rank computes its part of a micro-batch. model: of a whole one."""
         return model
 
-    def copy_s(self, exchange: Exchange, strategy: PlannedStrategy) -> float:
-        """Seconds in which a rank's part comes to the card before an exchange, or leaves it after."""
+    def copy_s(self, exchange: Exchange, strategy: PlannedStrategy, *, bytes_per_s: float) -> float:
+        """Seconds in which a rank's part comes to the card before an exchange, or leaves it after.
+
+        bytes_per_s: between a card and its machine's memory.
+        """
         return 0.0
 
     def in_buckets(self, ask: StepQuery) -> StepQuery:

@@ -136,3 +136,22 @@ def test_a_machine_beside_a_single_one_is_reached_over_an_assumed_network() -> N
 )
 def test_what_joins_cards_is_told_by_their_name(cards: str, bus: str) -> None:
     assert bus in bus_of(imagine(cards)).source
+
+
+def test_slots_and_memory_of_a_machine_are_written_behind_its_cards() -> None:
+    placements = imagine("pc1=2xrtx3090:bus=pcie3-x8:ram=64gb, rtx4090 : ram = 32")
+    assert [placement.bus for placement in placements] == ["pcie3-x8", "pcie3-x8", ""]
+    assert [placement.ram_bytes for placement in placements] == [64 << 30, 64 << 30, 32 << 30]
+    assert placements[0].host_bytes_per_s == link("pcie3-x8").bytes_per_s < placements[2].host_bytes_per_s
+    figures = imagine("2x{tflops_bf16: 100, memory_gib: 24, bandwidth_gbs: 900}:bus=pcie5-x16")
+    assert {placement.bus for placement in figures} == {"pcie5-x16"}
+
+
+@pytest.mark.parametrize("words", ["rtx3090:bus=scart", "rtx3090:ram=much", "rtx3090:lanes=8"])
+def test_other_words_behind_a_card_are_refused(words: str) -> None:
+    with pytest.raises(UsageError, match=r"scart|much|lanes"):
+        imagine(words)
+
+
+def test_a_host_with_one_card_says_nothing_of_the_bus_of_others() -> None:
+    assert bus_of(imagine("4xa100-80gb,rtx4090")) == bus_of(imagine("4xa100-80gb"))

@@ -78,15 +78,13 @@ class FsdpPlan(PlanHalf):
         yield from sharded_traffic(ask, with_adapters=not whole)
         yield from self._adapters(ask) if whole else self._between_copies(ask)
 
-    def copy_s(self, exchange: Exchange, strategy: PlannedStrategy) -> float:
+    def copy_s(self, exchange: Exchange, strategy: PlannedStrategy, *, bytes_per_s: float) -> float:
         """Of a rank's part to the card before it is gathered, or back after gradients are summed."""
-        from gangline.planner.speed import HOST_LINK_BYTES_PER_S
-
         moved = exchange.what.startswith("weights") or "optimizer" in strategy.offload
         cut = exchange.operation in ("all_gather", "reduce_scatter")
         if "parameters" not in strategy.offload or not (moved and cut):
             return 0.0
-        return exchange.num_bytes / max(1, exchange.ranks) / HOST_LINK_BYTES_PER_S
+        return exchange.num_bytes / max(1, exchange.ranks) / bytes_per_s
 
     def total_s(self, ask: StepQuery) -> float:
         """Layer by layer."""
