@@ -281,11 +281,12 @@ def write_adapter(job: Job, place: Path):
     return theirs
 
 
-def losses_of(gang: dict | None, **words):
+def losses_of(gang: dict | None, micro_batch: int = 1, **words):
     """Losses and norms of a whole run; gang: None for one process."""
     world = make_world(rank=dist.get_rank(), **gang) if gang else make_world([10], rank=0, strategy="single")
     try:
-        _, captured = run_loop(make_session(option_job(**words), world, num_evaluation=0))
+        job = replace(option_job(**words), micro_batch=micro_batch)
+        _, captured = run_loop(make_session(job, world, num_evaluation=0))
     except GanglineError as error:
         return {"refused": error.to_json()}
     return {"losses": [loss for _, loss, _ in captured.steps], "norms": [norm for _, _, norm in captured.steps]}
