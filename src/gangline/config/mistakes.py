@@ -119,7 +119,8 @@ def listed(names: Sequence[str], *, limit: int = 8) -> str:
 # Paths that the user wrote: where they lead, and what was probably meant where they lead nowhere.
 
 
-_GLOB = frozenset("*?[")
+GLOB = frozenset("*?[")
+"""What makes a path a pattern."""
 
 
 def absolute(text: str, folder: Path) -> Path:
@@ -130,7 +131,7 @@ def absolute(text: str, folder: Path) -> Path:
 def find_files(text: str, folder: Path) -> list[Path]:
     """The files that a path or a glob (`**` for any depth) stands for, sorted; [] where there are none."""
     path = absolute(text, folder)
-    if path.is_file() or not _GLOB & set(text):
+    if path.is_file() or not GLOB & set(text):
         return [path] if path.is_file() else []
     matches = glob.iglob(str(path), recursive=True)  # noqa: PTH207  Path.glob knows no absolute patterns
     return sorted(match for match in map(Path, matches) if match.is_file())
@@ -141,7 +142,7 @@ def what_is_there(text: str, folder: Path) -> str:
     path = absolute(text, folder)
     if path.is_dir():
         return f"{quote(text)} is a folder"
-    kind = "no file matches" if _GLOB & set(text) else "there is no file"
+    kind = "no file matches" if GLOB & set(text) else "there is no file"
     return f"{kind} {quote(text)}"
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gangline.config.mistakes import find_files
+from gangline.config.mistakes import GLOB, find_files
 from gangline.decide.row_reader import SETUP_BUILDS, Looker, SourceReader, python_with_packages, sources_of
 from gangline.errors import DataError, RunFailed, UsageError
 from gangline.provision.ask import LOOK_S, OFFLINE, ask_look
@@ -60,8 +60,14 @@ def with_files_there(job: Job, cluster: Cluster, transports: Mapping[str, Transp
     found: dict[str, list[str]] = {}
     for name in dict.fromkeys(host for host, _ in named.values()):
         patterns = {file: path for file, (host, path) in named.items() if host == name}
-        answer = _ask(_host(cluster, name), transports, {"find": list(patterns.values())})
-        found |= {file: [f"{name}:{path}" for path in answer["files"][pattern]] for file, pattern in patterns.items()}
+        try:
+            files = _ask(_host(cluster, name), transports, {"find": list(patterns.values())})["files"]
+        except RunFailed as error:
+            if any(GLOB & set(pattern) or pattern.startswith("~") for pattern in patterns.values()):
+                error.fix = "write the full paths of the files, without ~ and patterns: nobody can look there"
+                raise
+            continue
+        found |= {file: [f"{name}:{path}" for path in files[pattern]] for file, pattern in patterns.items()}
     for file, files in found.items():
         if not files:
             raise DataError(

@@ -12,7 +12,7 @@ from gangline.context import REAL
 from gangline.decide import rows_there
 from gangline.decide.row_report import RowsReport, look_at_rows
 from gangline.decide.rows_there import looker_there, with_files_there
-from gangline.errors import DataError, UsageError
+from gangline.errors import DataError, RunFailed, UsageError
 from gangline.provision.inputs import bring_reads
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
@@ -79,9 +79,12 @@ def test_a_host_without_a_python_for_it_stops_nothing(
     tmp_path: Path, pair: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_there, "PYTHONS", ("no-such-python", "true"))
-    job = job_of(f"pc2:{write(tmp_path / 'rows.jsonl', GOOD)}")
+    job = with_files_there(job_of(f"pc2:{write(tmp_path / 'rows.jsonl', GOOD)}"), *pair)
     (line,) = look(job, *pair).lines(job)
     assert "pc2 cannot look at its rows" in line
+    with pytest.raises(RunFailed) as caught:
+        with_files_there(job_of(f"pc2:{tmp_path}/*.jsonl"), *pair)
+    assert "write the full paths" in caught.value.fix
 
 
 def test_a_file_or_a_host_that_is_not_there_is_named(tmp_path: Path, pair: tuple) -> None:
