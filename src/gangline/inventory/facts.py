@@ -522,8 +522,11 @@ class HostFacts(Record):
 
     @property
     def foreign_cards(self) -> tuple[OtherGpu, ...]:
-        """Cards of other makers, where there is none that gangline trains on."""
-        return () if self.gpus else tuple(gpu for gpu in self.other_gpus if gpu.is_card)
+        """Cards of other makers, where there is none that gangline trains on.
+
+        A container sees every card of its machine on the bus, whichever it was given.
+        """
+        return () if self.gpus or self.system.container else tuple(gpu for gpu in self.other_gpus if gpu.is_card)
 
     @property
     def work_folder(self) -> Folder | None:

@@ -413,5 +413,11 @@ def test_graphics_of_a_processor_make_no_fuss(card):
     assert "E-GPU-11" not in {row[0] for row in found({"pc1": with_other(cpu_only(), card)})}
 
 
+def test_a_container_does_not_own_the_cards_that_it_sees():
+    answer = with_other(cpu_only(), RADEON)
+    answer["system"]["container"] = "docker"
+    assert "E-GPU-11" not in {row[0] for row in found({"pc1": answer})}
+
+
 def test_a_radeon_beside_a_card_that_trains_is_for_the_screen():
     assert "E-GPU-11" not in {row[0] for row in found({"pc1": with_other(pc(), RADEON)})}
