@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 
 from gangline.worker.batch import collate
 from gangline.worker.data import TokenSet
+from gangline.worker.documents import keep_apart, lengths_of
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy, sees_other_documents
 from tests.train.small import MemorySet, norms_in_own_dtype
 
@@ -88,6 +90,51 @@ def packed_and_apart(kind: str, *, attention: str | None = None):
     together = float(loss(*collate([packed, documents[0]]).tensors).detach())
     apart = sum(float(loss(*collate([one]).tensors).detach()) for one in [*documents, documents[0]])
     return {"packed": together, "apart": apart, "leaks": sees_other_documents(loss)}
+
+
+def inside_documents(kind: str, **changes):
+    """Loss and gradients of a sample of five documents and of a padded one: by transformers' mask, and without; with the
+    masks that torch's attention got without, and whether it is done in the model at all.
+    """
+    norms_in_own_dtype()
+    model = tiny(kind, dtype=torch.float64, **changes)
+    documents = [MemorySet(5, seed=4).sample(index) for index in range(5)]
+    packed = SimpleNamespace(
+        **{
+            key: np.concatenate([getattr(one, key) for one in documents])
+            for key in ("input_ids", "targets", "position_ids")
+        }
+    )
+    batch = collate([packed, documents[0]])
+    loss, found, masks = CausalLoss(model, compute=torch.float64), [], []
+    own = F.scaled_dot_product_attention
+
+    def watched(*tensors, attn_mask=None, **options):
+        masks.append(attn_mask is not None)
+        return own(*tensors, attn_mask=attn_mask, **options)
+
+    for apart in (False, True):
+        taken = keep_apart(model, length=128) if apart else False
+        masks.clear()
+        with patch.object(F, "scaled_dot_product_attention", watched):
+            total = loss(*batch.tensors)
+        total.backward()
+        found.append((total.detach(), torch.cat([weight.grad.flatten() for weight in model.parameters()])))
+        model.zero_grad()
+    (with_mask, there), (without, here) = found
+    return {
+        "taken": taken,
+        "loss": abs((without / with_mask).item() - 1),
+        "gradients": float((here - there).norm() / there.norm()),
+        "masks": sum(masks),
+        "calls": len(masks),
+        "leaks": sees_other_documents(loss),
+    }
+
+
+def document_lengths(rows: list[list[int]]):
+    """What the borders of documents are found to be."""
+    return lengths_of(torch.tensor(rows), rows=len(rows))
 
 
 def of_token_sets(folders: list[str], *, vocab_size: int):

@@ -451,6 +451,7 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
     if stack.adapters is not None and job.method.kind != "full":
         trained = compute if stack.adapters == "compute" else stack.adapters
     attention = "eager" if job.model.attention == "eager" else stack.attention
+    masks = "never" if job.model.attention == "flash_attention_2" else stack.masks
     return Training(
         method=job.method.kind,
         bits=job.method.bits,
@@ -471,7 +472,7 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
         optimizer=job.optimizer.kind,
         momentum=job.optimizer.momentum > 0,
         exchange="bf16" if job.exchange == "bf16" and trained == "fp32" else None,
-        stack=dataclasses.replace(stack, attention=attention),
+        stack=dataclasses.replace(stack, attention=attention, masks=masks),
     )
 
 

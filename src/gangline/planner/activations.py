@@ -416,12 +416,13 @@ class Block:
         result = self.tape.apply(query, key, content, numbers=numbers, scratch_bytes=scratch)
         mask = TensorSize(self.training.tokens * self.training.sequence_length, query.width)
         self.tape.keep(query, key, content, result, lse, *((mask,) if self._is_masked else ()))
-        return result
+        alone = self.training.packed and self.training.stack.joins_documents and not self._is_masked
+        return self.tape.apply(result) if alone else result
 
     @property
     def _is_masked(self) -> bool:
         """Whether attention gets a mask that keeps documents apart."""
-        return self.training.packed and self.training.stack.masks_documents
+        return self.training.packed and self.training.stack.masks == "always"
 
     def _kernel(self, width: int) -> str:
         """What sdpa takes (torch's sdp_utils.cpp).

@@ -62,7 +62,7 @@ HF_LORA = replace(
     about="transformers' Trainer with peft LoRA, bf16: true and flash_attention_2",
     sources=(PEFT, HF_LOSS, FOREACH),
     adapters="fp32",
-    masks_documents=False,
+    masks="never",
 )
 HF_QLORA = replace(
     HF_LORA,
@@ -141,14 +141,15 @@ UNSLOTH_STACK = replace(
 )
 TORCHTUNE = SoftwareStack(
     name="torchtune",
-    about="torchtune's recipes: bf16 throughout, cross-entropy in 8 chunks, fused AdamW, packed samples by flex",
+    about="torchtune's recipes, compiled: bf16 throughout, cross-entropy in 8 chunks, fused AdamW, packing by flex",
     known="reasoned",
     sources=("github.com/pytorch/torchtune (recipes/configs, modules/loss/cross_entropy_loss.py)",),
     loss="plain",
-    logit_bytes=6,
+    logit_bytes=4,
+    fused=("norm", "rope"),
     autocast=False,
     adapters="compute",
-    masks_documents=False,
+    masks="never",
 )
 LITGPT_STACK = SoftwareStack(
     name="litgpt",
@@ -188,7 +189,7 @@ DEEPSPEED = replace(
     about="transformers' Trainer with DeepSpeed's bf16 and flash_attention_2; with `strategy: zero-2` or `zero-3`",
     known="reasoned",
     sources=("deepspeed (runtime/zero/config.py): buckets of 500 million numbers, a billion live parameters", HF_LOSS),
-    masks_documents=False,
+    masks="never",
     foreach=False,
 )
 PRIME_RL = SoftwareStack(
@@ -206,7 +207,7 @@ PRIME_RL = SoftwareStack(
     gathers_adapters=True,
     autocast=False,
     caches_casts=False,
-    masks_documents=False,
+    masks="never",
     foreach=True,
 )
 PRIME_SFT = replace(
@@ -260,8 +261,20 @@ def settled(architecture: Architecture, training: Training, strategy: PlannedStr
             upcast_norms=stack.upcast_norms and prepared,
             repeats_heads=stack.repeats_heads if {architecture.model_type, "*"} & {*stack.repeats_heads} else (),
             holds_inputs=stack.holds_inputs and sharded,
+            masks="always" if _is_masked(architecture, training) else "never",
         ),
     )
+
+
+OWN_MASKS = {"bloom", "falcon", "gptj", "gpt_bigcode", "opt"}
+"""Families for which the worker has no attention inside documents (worker/documents)."""
+
+
+def _is_masked(architecture: Architecture, training: Training) -> bool:
+    """Whether attention gets a mask where documents share a sample."""
+    windows = [layer.window for layer in architecture.layers if layer.window is not None]
+    short = any(window < training.sequence_length for window in windows) or architecture.model_type in OWN_MASKS
+    return training.stack.masks == "always" or (training.stack.masks == "windows" and short)
 
 
 def placed(training: Training, strategy: PlannedStrategy) -> PlannedStrategy:

@@ -55,9 +55,11 @@ class SoftwareStack:
     attention: Literal["flash", "efficient", "math", "eager"] = "flash"
     """efficient: sdpa's memory-efficient kernel, keys and values repeated for all heads; math and eager keep matrices
     of attention weights, whose bytes grow with the square of the length."""
-    masks_documents: bool = True
-    """Whether documents that share a sample are kept apart by a mask, which flash kernels do not take; else by their
-    lengths, which cost nothing."""
+    masks: Literal["always", "windows", "never"] = "always"
+    """Where documents that share a sample are kept apart by a mask of length x length, which flash kernels do not take:
+    windows: where layers see less than a document. Else each is attended to by itself, which costs nothing."""
+    joins_documents: bool = False
+    """Whether the results of documents that are attended to by themselves are put together, which copies them."""
     repeats_heads: tuple[str, ...] = ()
     """Model types whose keys and values are repeated for all heads even where the kernel would not need it (flash);
     "*": every one."""
@@ -127,6 +129,8 @@ GANGLINE = SoftwareStack(
     whole_adapters=True,
     divides_scales=True,
     chooses_reshard=True,
+    masks="windows",
+    joins_documents=True,
 )
 """Our own trainer."""
 GANGLINE_CPU = replace(

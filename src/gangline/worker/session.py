@@ -19,10 +19,11 @@ from gangline.runs.record_versions import load_record
 from gangline.runs.step_schedule import in_steps
 from gangline.strategies.base import Asked, Machines, PlanHalf, extras_of, violations
 from gangline.strategies.table import STRATEGIES, plan_half
+from gangline.worker import documents
 from gangline.worker.adapters import initialise, load_adapter
 from gangline.worker.batch import SampleOrder, TokenSource
 from gangline.worker.loss import CausalLoss, sees_other_documents
-from gangline.worker.model import load_model
+from gangline.worker.model import base_of, load_model
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import ProcessGroup, connecting
@@ -119,7 +120,7 @@ def build_session(
         loss.look()
     if strategy.layout == "split":
         _require_split(session)
-    if job.data.packing:
+    if job.data.packing and not _attends_inside_documents(session):
         _require_isolation(session)
     strategy.reshard()
     return session
@@ -233,10 +234,29 @@ def _require_split(session: Session) -> None:
         ) from error
 
 
-def _require_isolation(session: Session) -> None:
+def _attends_inside_documents(session: Session) -> bool:
+    """Whether no mask is needed to keep packed documents apart: tried on a few tokens, as borders are."""
+    core = base_of(session.model)
+    if not documents.keep_apart(core, length=session.job.data.sequence_length):
+        return False
+    try:
+        if not _leaks(session):
+            return True
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, RuntimeError):  # a model whose attention is not told the positions
+        pass
+    documents.use_masks(core)
+    return False
+
+
+def _leaks(session: Session) -> bool:
     with session.precision.autocast(session.world.device):
-        leaks = sees_other_documents(session.loss, session.strategy.probe)
-    if leaks:
+        return sees_other_documents(session.loss, session.strategy.probe)
+
+
+def _require_isolation(session: Session) -> None:
+    if _leaks(session):
         raise ModelError(
             f"data.packing: {session.job.model.path} sees across the borders of packed documents",
             seen="a token's logits changed when another document was put before it in the same sample",

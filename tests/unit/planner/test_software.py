@@ -68,8 +68,8 @@ def test_the_page_of_stacks_is_written_from_the_table():
 @pytest.mark.parametrize("packed", [False, True])
 def test_attention_of_the_stacks_that_people_have_takes_no_square_of_the_length(name, packed):
     method = "qlora" if name == "hf-qlora" else "lora"
-    stack = dataclasses.replace(STACKS[name], masks_documents=False)
-    assert name == "litgpt" or not STACKS[name].masks_documents
+    stack = dataclasses.replace(STACKS[name], masks="never")
+    assert name == "litgpt" or STACKS[name].masks == "never"
     short, middle, long = (
         need(LLAMA_3_8B, method=method, stack=stack, packed=packed, sequence_length=length).allocated_bytes
         for length in (8192, 16384, 24576)
@@ -127,3 +127,27 @@ def test_a_figure_is_compared_with_one_of_its_kind():
     sizes = [planned_bytes(rank, kind) for kind in ("allocated", "reserved", "nvsmi-rounded")]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == 3
+
+
+def test_packed_samples_of_our_trainer_take_no_square_of_the_length_either():
+    sizes = [need(LLAMA_3_8B, packed=True, sequence_length=length).allocated_bytes for length in (8192, 16384, 24576)]
+    assert sizes[2] - sizes[1] == pytest.approx(sizes[1] - sizes[0], rel=1e-3)
+    assert need(LLAMA_3_8B, packed=True, sequence_length=131072).allocated_bytes < 1.02 * (
+        need(LLAMA_3_8B, sequence_length=131072).allocated_bytes
+    )
+
+
+@pytest.mark.parametrize("changes", [{"window": 4096}, {"model_type": "opt"}])
+def test_where_a_layer_sees_less_than_a_document_packed_samples_need_a_mask(changes):
+    layers = tuple(dataclasses.replace(each, window=changes.get("window")) for each in LLAMA_3_8B.layers)
+    model = dataclasses.replace(LLAMA_3_8B, layers=layers, model_type=changes.get("model_type", "llama"))
+    mask = 2 * 8192 * 8192
+    more = need(model, packed=True, sequence_length=8192).allocated_bytes
+    assert more > need(model, sequence_length=8192).allocated_bytes + 0.9 * mask
+
+
+def test_a_window_as_long_as_the_sample_needs_none():
+    layers = tuple(dataclasses.replace(each, window=8192) for each in LLAMA_3_8B.layers)
+    model = dataclasses.replace(LLAMA_3_8B, layers=layers)
+    asked = {"packed": True, "sequence_length": 8192}
+    assert need(model, **asked).allocated_bytes == need(LLAMA_3_8B, **asked).allocated_bytes

@@ -27,7 +27,7 @@ from gangline.errors import ModelError, error_summary
 from gangline.optimizers import EIGHT_BITS
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import Job
-from gangline.worker import compat
+from gangline.worker import compat, documents
 from gangline.worker import loss as loss_module
 from gangline.worker.batch import Batch
 from gangline.worker.data.tokens import NO_TARGET, RepeatedSamples, Sample
@@ -460,6 +460,8 @@ def build_model(config: Any, order: TraceOrder) -> tuple[nn.Module, Job, Precisi
 def build_session(model: nn.Module, job: Job, precision: Precision, *, order: TraceOrder) -> Session:
     """The session of that job; called inside a FakeTensorMode."""
     _make_fake(model)
+    if job.data.packing:
+        documents.keep_apart(base_of(model), length=order.sequence_length)
     # the loss tries whether decoder and head give the model's logits; without numbers, the operations must tell
     with patch.object(loss_module, "head_is_plain", _head_is_all):
         loss = CausalLoss(model, compute=precision.compute)
