@@ -2,6 +2,7 @@
 
     python -m benchmarks.plan_gpu_time                # summary by source, card and method; GeForce rows; orders
     python -m benchmarks.plan_gpu_time --all          # every row
+    python -m benchmarks.plan_gpu_time --coarse       # with the few stacks that rows name, not that of their software
 
 The rows and their sources are in benchmarks/gpu_rows; tests/unit/planner/gpu_rows.py asks the plan's question of each.
 "Off" is the larger of planned over measured and its inverse, its mean the geometric one. Rows apart (FlashAttention 2
@@ -26,7 +27,8 @@ from gangline.catalog.models import known_config
 from gangline.decide.hosts import SpeedTable
 from gangline.planner.config import read_architecture
 from gangline.planner.machines import imagine
-from gangline.planner.training import GANGLINE, HF, Training
+from gangline.planner.software import HF
+from gangline.planner.training import GANGLINE, Training
 from tests.unit.planner.gpu_rows import TimedRun, factor_off, mean_factor, timed_runs
 
 RECIPE = ("source", "model", "method", "rank", "targets", "optimizer", "parameters", "stack", "software")
@@ -66,9 +68,9 @@ class Line:
         return self.low <= self.run.measured <= self.high
 
 
-def lines() -> list[Line]:
-    """Every row with a speed."""
-    return [line_of(run) for run in timed_runs()]
+def lines(*, coarse: bool = False) -> list[Line]:
+    """Every row with a speed; coarse: see `timed_runs`."""
+    return [line_of(run) for run in timed_runs(coarse=coarse)]
 
 
 def line_of(run: TimedRun) -> Line:
@@ -135,8 +137,9 @@ def main() -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description="planned against measured speed of public runs on GPUs")
     parser.add_argument("--all", action="store_true", help="every row")
+    parser.add_argument("--coarse", action="store_true", help="with the stacks that rows name: hf, hf-pure, gangline")
     options = parser.parse_args()
-    found = lines()
+    found = lines(coarse=options.coarse)
     if options.all:
         _print_rows(found)
     counted = [line for line in found if not line.run.is_apart]

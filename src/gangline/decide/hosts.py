@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangline.catalog.efficiency import default_efficiency
-from gangline.catalog.gpu_specs import GpuSpec, find_gpu, own_gpu
+from gangline.catalog.gpu_specs import find_gpu, own_gpu
 from gangline.catalog.link_rates import LinkSpec, find_link, nvlink_of
 from gangline.checks.names import NETWORK_FILESYSTEMS
 from gangline.inventory.facts import Gpu, HostFacts, Inventory
@@ -17,12 +16,13 @@ from gangline.inventory.measured import Network, find_profile, load_network, loa
 from gangline.inventory.rank_interface import choose_nic, rank_network
 from gangline.planner.architecture import Architecture
 from gangline.planner.calibration import Profile, ProfileKey, architecture_digest, method_words
+from gangline.planner.estimate import uncalibrated
 from gangline.planner.machines import ASSUMED_LINK, Placement, PlannedCluster, link
 from gangline.planner.outcome import Comparison, fold
 from gangline.planner.plan import devices_of
 from gangline.planner.saves import DISK, Rate
 from gangline.planner.shares import rank_hosts
-from gangline.planner.speed import WIDE_NUMBERS, ComputeModel, copies_s, flops_per_token, uncalibrated
+from gangline.planner.speed import ComputeModel, copies_s, flops_per_token
 from gangline.planner.traffic import HOST_LINK_BYTES_PER_S, LinkModel, fit_all_reduce, slowest_of_ring
 from gangline.planner.training import GANGLINE, Training
 from gangline.provision.console import Console
@@ -335,24 +335,7 @@ class SpeedTable:
     def _expected(self, placement: Placement, training: Training) -> ComputeModel | None:
         if placement.spec is None:
             return None
-        model = uncalibrated(placement.spec, self.architecture, training, power_limit_w=placement.power_limit_w)
-        factor = _without_tensor_cores(placement.spec, self.architecture, training)
-        slopes = ("per_token_s", "per_token2_s", "head_per_token_s")
-        return dataclasses.replace(model, **{name: factor * getattr(model, name) for name in slopes})
-
-
-def _without_tensor_cores(spec: GpuSpec, architecture: Architecture, training: Training) -> float:
-    """Time of products over what `uncalibrated` says, which takes it that 16-bit numbers are the fast ones.
-
-    A card without tensor cores has one rate, that of fp32; in fp16 the GTX 16 series reaches a part of it. What is not
-    products takes as long as it does at full rate.
-    """
-    if training.compute == "fp32":
-        return 1.0 if spec.tensor_cores else 1 / WIDE_NUMBERS
-    if training.compute != "fp16" or spec.fp16_share == 1.0:
-        return 1.0
-    _, reached, _ = default_efficiency(spec, method=training.method, num_parameters=architecture.num_parameters)
-    return 1 + reached * (1 / spec.fp16_share - 1)
+        return uncalibrated(placement.spec, self.architecture, training, power_limit_w=placement.power_limit_w)
 
 
 def _changes(key: ProfileKey, facts: HostFacts, device: int) -> list[str]:

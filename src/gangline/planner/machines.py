@@ -106,8 +106,10 @@ class PlannedCluster:
     def fabric(self) -> Fabric:
         """The links of its ranks."""
         slots = tuple(Counter(placement.host for placement in self.placements).values())
+        ports = min(slots) if self.wire.per_port and all(nvlink_of(each.gpu or "") for each in self.placements) else 1
+        wire = dataclasses.replace(self.wire, bytes_per_s=ports * self.wire.bytes_per_s)
         slowest = min(placement.host_bytes_per_s for placement in self.placements)
-        return Fabric(slots=slots, wire=self.wire, inside=self.inside, host_bytes_per_s=slowest)
+        return Fabric(slots=slots, wire=wire, inside=self.inside, host_bytes_per_s=slowest)
 
     @property
     def crowded(self) -> tuple[str, ...]:
@@ -262,6 +264,7 @@ def link(text: str) -> LinkModel:
         source=f"catalogue: {spec.name}",
         spread=MISLEADING_SPREAD if spec.warning else CATALOGUE_SPREAD,
         warning=spec.warning,
+        per_port=spec.source == "rdma" and " x " not in spec.name,  # "8 x ..." says how many there are
     )
 
 

@@ -203,6 +203,7 @@ PRIME_RL = SoftwareStack(
     frozen="fp32",
     grouped_adapters=True,
     weighs_in_fp32=True,
+    native_attention=True,
     always_sharded=True,
     gathers_adapters=True,
     autocast=False,

@@ -11,24 +11,17 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gangline.catalog.efficiency import FLOOR_S_PER_LAYER, default_efficiency
-from gangline.catalog.gpu_specs import GpuSpec
-from gangline.optimizers import OPTIMIZERS
 from gangline.planner.activations import residual_width
 from gangline.planner.architecture import Architecture, Layer, adapted
-from gangline.planner.states import packs_experts
 from gangline.planner.traffic import (
     HOST_LINK_BYTES_PER_S,
-    NF4_BYTES,
     Exchange,
     Fabric,
     LinkModel,
     Traffic,
     exchange_s,
-    linear_bytes,
-    trained_weights,
 )
-from gangline.planner.training import BYTES, PlannedStrategy, Training
+from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.formulas import Window
 
 # Floating-point operations of one token, with frozen weights and recomputation. Pure.
@@ -77,7 +70,7 @@ def flops_per_token(architecture: Architecture, training: Training, *, length: i
         again = MATH_BACKWARD if training.stack.attention in WHOLE_SQUARE else FLASH_BACKWARD
         forward += layer.count * (weights + inner + adapters)
         backward += layer.count * ((2 if full else 1) * weights + again * inner + 2 * adapters)
-        recompute += layer.count * (weights + inner + adapters - _left_out(layer, training))
+        recompute += layer.count * (weights + inner + adapters - recomputed_last(layer, training))
     head = 2 * architecture.hidden * architecture.vocabulary
     head_back = (2 if full or architecture.trains_head else 1) * head
     return Flops(
@@ -115,8 +108,8 @@ def _active_adapters(layer: Layer, training: Training) -> float:
     return sum((each.rank or training.rank) * (each.inputs + each.outputs) * each.active for each in found)
 
 
-def _left_out(layer: Layer, training: Training) -> float:
-    """FLOPs that recomputation leaves out.
+def recomputed_last(layer: Layer, training: Training) -> float:
+    """FLOPs of a token that recomputation leaves out.
 
     torch stops when the last kept tensor is there again. The product that ends a dense layer comes after it, unless
     an adapter on it keeps something of its own.
@@ -127,11 +120,6 @@ def _left_out(layer: Layer, training: Training) -> float:
     if last.part != "mlp" or (training.method != "full" and last in adapted(layer, training.targets)):
         return 0.0
     return 2 * last.inputs * last.outputs * last.active
-
-
-WITHOUT_RECOMPUTATION = 0.75
-WIDE_NUMBERS, WIDE_SPREAD = 4.0, 1.0
-"""Products in fp32 take so many times as long as in 16 bits: 2 on GeForce, 16 on an A100, and so the interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,48 +211,6 @@ class StepTime:
     def communication_share(self) -> float:
         """Part of the step in which the network is what is waited for."""
         return self.exposed_s / self.total_s if self.total_s else 0.0
-
-
-def uncalibrated(
-    spec: GpuSpec, architecture: Architecture, training: Training, *, power_limit_w: float | None = None
-) -> ComputeModel:
-    """An estimate from a data sheet and the part of it that published runs reached, with an interval to match.
-
-    power_limit_w: what a laptop's card is given, as the driver says it.
-    """
-    low, likely, high = default_efficiency(
-        spec, method=training.method, num_parameters=architecture.num_parameters, power_limit_w=power_limit_w
-    )
-    wide = BYTES[training.compute] > 2
-    peak, bytes_per_s = spec.tflops * 1e12 / (WIDE_NUMBERS if wide else 1), spec.bandwidth_gb_s * 1e9
-    length = training.sequence_length
-    whole = flops_per_token(architecture, training, length=length)
-    squared = squared_flops(architecture, training, length=length)
-    per_flop_s = 1 / (peak * likely)
-    passes = 3 if training.checkpointing else 2
-    quantised = architecture.linear_weights if training.method == "qlora" else 0
-    packed = sum(layer.count * linear_bytes(layer, training) for layer in architecture.layers) if quantised else 0.0
-    if packs_experts(training):
-        quantised += architecture.expert_weights
-        packed += architecture.expert_weights * (1 if training.bits == 8 else NF4_BYTES)
-    plain = architecture.num_parameters - quantised
-    weights = packed + plain * BYTES[training.compute]
-    optimizer = trained_weights(architecture, training) * BYTES[training.parameters]
-    launches_s = FLOOR_S_PER_LAYER[training.method] * architecture.num_layers
-    return ComputeModel(
-        per_token_s=(whole.total - whole.head - squared * length) * per_flop_s + copies_s(architecture, training),
-        per_token2_s=squared * per_flop_s,
-        head_per_token_s=whole.head * per_flop_s,
-        # quantised weights are read and written out in 16 bits for every pass, and read again
-        overhead_s=passes * (packed + 4 * quantised) / bytes_per_s,
-        floor_s=max(
-            launches_s * (1 if training.checkpointing else WITHOUT_RECOMPUTATION), passes * weights / bytes_per_s
-        ),
-        optimizer_s=optimizer * OPTIMIZERS[training.optimizer].moved / bytes_per_s,
-        backward_share=whole.backward_share,
-        source="estimated from data sheets",
-        spread=max(likely / low, high / likely) - 1 + (WIDE_SPREAD if wide else 0),
-    )
 
 
 def step_query(

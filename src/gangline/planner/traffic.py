@@ -220,6 +220,8 @@ class LinkModel:
     """How far times may be off, as a part: the worst point of a fit, or what a catalogue leaves open."""
     warning: str = ""
     """Why the figures may mislead."""
+    per_port: bool = False
+    """Whether a server has one such port for each GPU, as those with NVLink have of InfiniBand (8 x 400 Gbit/s)."""
 
     def seconds(self, num_bytes: float) -> float:
         """Of one message."""

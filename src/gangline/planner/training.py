@@ -55,6 +55,9 @@ class SoftwareStack:
     attention: Literal["flash", "efficient", "math", "eager"] = "flash"
     """efficient: sdpa's memory-efficient kernel, keys and values repeated for all heads; math and eager keep matrices
     of attention weights, whose bytes grow with the square of the length."""
+    native_attention: bool = False
+    """Whether flash attention uses the matrix instructions that each generation has of its own (FlashAttention 3,
+    cuDNN), and not Ampere's everywhere (FlashAttention 2)."""
     masks: Literal["always", "windows", "never"] = "always"
     """Where documents that share a sample are kept apart by a mask of length x length, which flash kernels do not take:
     windows: where layers see less than a document. Else each is attended to by itself, which costs nothing."""
@@ -131,6 +134,7 @@ GANGLINE = SoftwareStack(
     chooses_reshard=True,
     masks="windows",
     joins_documents=True,
+    native_attention=True,  # sdpa takes cuDNN's on capability 9 and 10 (torch, native/transformers/cuda/sdp_utils.cpp)
 )
 """Our own trainer."""
 GANGLINE_CPU = replace(

@@ -13,9 +13,10 @@ from gangline.inventory.facts import Inventory
 from gangline.inventory.measured import save_profile
 from gangline.planner.calibration import Profile, ProfileKey, architecture_digest, method_words
 from gangline.planner.decision import decide
+from gangline.planner.estimate import uncalibrated
 from gangline.planner.machines import Placement
 from gangline.planner.report import Length, report
-from gangline.planner.speed import ComputeModel, uncalibrated
+from gangline.planner.speed import ComputeModel
 from gangline.planner.training import Number, Training
 from tests.unit.checks.machines import card, inventory, pc
 from tests.unit.planner.worlds import model, query, with_memory, world
@@ -129,16 +130,17 @@ def token_s(name: str, compute: Number, home: Path) -> float:
 def test_without_tensor_cores_fp32_runs_at_the_cards_one_rate(name: str, tmp_path: Path) -> None:
     spec = find_gpu(name)
     assert spec is not None
-    assert token_s(name, "fp32", tmp_path) == pytest.approx(
-        uncalibrated(spec, SHAPE, dataclasses.replace(TRAINING, compute="fp16")).per_token_s
-    )
+    quick = dataclasses.replace(spec, fp16_share=1.0)
+    fp16_s = uncalibrated(quick, SHAPE, dataclasses.replace(TRAINING, compute="fp16")).per_token_s
+    # products take as long; numbers of four bytes pass memory in twice the time
+    assert fp16_s < token_s(name, "fp32", tmp_path) < 1.3 * fp16_s
 
 
 def test_gtx_16_is_slower_in_fp16_than_in_fp32_and_others_are_not(tmp_path: Path) -> None:
     """At the most by 1 / 0.11, which is what products alone lose (pytorch#121957)."""
     for name in ("gtx1660super", "gtx1650"):
         assert 2 < token_s(name, "fp16", tmp_path) / token_s(name, "fp32", tmp_path) < 9.1
-    assert token_s("gtx1080ti", "fp16", tmp_path) == pytest.approx(token_s("gtx1080ti", "fp32", tmp_path))
+    assert 1 < token_s("gtx1080ti", "fp32", tmp_path) / token_s("gtx1080ti", "fp16", tmp_path) < 1.3
     assert token_s("t4", "fp16", tmp_path) < token_s("t4", "fp32", tmp_path)
     assert token_s("rtx4090", "bf16", tmp_path) < token_s("rtx4090", "fp32", tmp_path)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plan_gpu_memory import stack_of
 from gangline.catalog.models import known_config
 from gangline.decide.hosts import SpeedTable
 from gangline.planner.architecture import Architecture
@@ -21,8 +22,9 @@ from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery
 from gangline.planner.config import read_architecture
 from gangline.planner.decision import best_of_kinds
 from gangline.planner.machines import Placement, PlannedCluster, assumed_link, bus_of, imagine, link
+from gangline.planner.software import STACKS
 from gangline.planner.speed import ComputeModel
-from gangline.planner.training import STACKS, Training
+from gangline.planner.training import Training
 from gangline.runs.job import StrategyJob
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu_rows"
@@ -35,6 +37,8 @@ class TimedRun:
     """One row with tokens per second."""
 
     row: dict[str, Any]
+    stack: str
+    """The `--stack` it is asked with."""
 
     @property
     def id(self) -> str:
@@ -92,7 +96,7 @@ class TimedRun:
             checkpointing=row["activation_checkpointing"],
             offloading=row["activation_offloading"],
             optimizer=row["optimizer"],
-            stack=STACKS[row["stack"]],
+            stack=STACKS[self.stack],
         )
 
     def candidate(self, compute: Compute | None = None) -> Candidate:
@@ -113,10 +117,14 @@ class TimedRun:
         return float(self.row["micro_batch"] * self.row["accumulation"] * self.row["seq"]) / step_s
 
 
-def timed_runs() -> list[TimedRun]:
-    """Every row with a speed that the command can express."""
+def timed_runs(*, coarse: bool = False) -> list[TimedRun]:
+    """Every row with a speed that the command can express, asked with the stack of its software.
+
+    coarse: with the stack that its row names, one of the four that there were first.
+    """
     rows = json.loads((FOLDER / "rows.json").read_text(encoding="utf-8"))["rows"]
-    return [TimedRun(row=row) for row in rows if row["tok_s_gpu"] is not None and row["expressible"]]
+    timed = [row for row in rows if row["tok_s_gpu"] is not None and row["expressible"]]
+    return [TimedRun(row=row, stack=row["stack"] if coarse else stack_of(row)) for row in timed]
 
 
 def factor_off(planned: float, measured: float) -> float:

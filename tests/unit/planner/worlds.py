@@ -9,8 +9,9 @@ from gangline.catalog.models import known_config
 from gangline.planner.architecture import Architecture
 from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, Scenario
 from gangline.planner.config import read_architecture
+from gangline.planner.estimate import uncalibrated
 from gangline.planner.machines import Placement, PlannedCluster, imagine, link
-from gangline.planner.speed import ComputeModel, uncalibrated
+from gangline.planner.speed import ComputeModel
 from gangline.planner.training import PlannedStrategy, Training
 
 HOME_LAN = "pc1=rtx5070ti-laptop,pc2=rtx4070-laptop,pc3=rtx3070ti"
