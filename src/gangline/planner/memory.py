@@ -208,8 +208,8 @@ class Step:
         yield Term(name="loss", num_bytes=head.peak, source=head.formula)
 
     def _pooled_bytes(self) -> int:
-        numbers = self.training.tokens * self.share.architecture.vocabulary if self.share.has_head else 0
-        return numbers * self.training.stack.pooled_logit_bytes
+        stack, whole = self.training.stack, self.share.has_head and self.training.stack.loss == "plain"
+        return self.training.tokens * self.share.architecture.vocabulary * stack.pooled_logit_bytes if whole else 0
 
     def _head(self) -> HeadBytes:
         parts = self.strategy.shard_size if self.strategy.half.layers == "sliced" else 1

@@ -186,9 +186,17 @@ FSDP_QLORA = replace(
 DEEPSPEED = replace(
     HF_PURE,
     name="deepspeed",
-    about="transformers' Trainer with DeepSpeed's bf16 and flash_attention_2; with `strategy: zero-2` or `zero-3`",
+    about="transformers' Trainer with DeepSpeed's bf16, buckets of 500 million numbers, overlap_comm and "
+    "flash_attention_2; with `strategy: zero-2` or `zero-3`",
     known="reasoned",
-    sources=("deepspeed (runtime/zero/config.py): buckets of 500 million numbers, a billion live parameters", HF_LOSS),
+    sources=(
+        "deepspeed (runtime/zero/config.py, stage_1_and_2.py): whole buffers of reduce_bucket_size, two with "
+        "overlap_comm, a billion live parameters",
+        "transformers (docs, DeepSpeed): its example for stage 2",
+        HF_LOSS,
+    ),
+    adapters="compute",
+    bucket_numbers=500_000_000,
     masks="never",
     foreach=False,
 )

@@ -112,6 +112,8 @@ class SoftwareStack:
     """Whether adapters are put together in the width of products, as the weights around them are (fsdp)."""
     reduces: Number = "fp32"
     """In which width sharded gradients are summed over ranks."""
+    bucket_numbers: int | None = None
+    """Numbers of each buffer in which DeepSpeed sums gradients, however few are trained; None: no more than these."""
     foreach: bool = False
     """Whether the optimizer makes a copy of all trained weights for a moment (AdamW's foreach path)."""
     expert_modules: bool = False

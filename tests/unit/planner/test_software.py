@@ -151,3 +151,9 @@ def test_a_window_as_long_as_the_sample_needs_none():
     model = dataclasses.replace(LLAMA_3_8B, layers=layers)
     asked = {"packed": True, "sequence_length": 8192}
     assert need(model, **asked).allocated_bytes == need(LLAMA_3_8B, **asked).allocated_bytes
+
+
+def test_a_loss_in_chunks_leaves_no_logits_in_the_pool():
+    for name in ("unsloth", "fms-liger", "fms-foak"):
+        memory = need(LLAMA_3_8B, stack=STACKS[name])
+        assert memory.reserved_bytes() == int(memory.allocated_bytes * memory.factor)

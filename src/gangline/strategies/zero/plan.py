@@ -127,6 +127,12 @@ class ZeroPlan(PlanHalf):
             number=number,
         )
 
+    def backward_terms(self, step: Step) -> Iterable[Term]:
+        """Buffers of one size (DeepSpeed's setup_buckets): two where exchanges and backward overlap."""
+        if fixed := step.training.stack.bucket_numbers:
+            size = (1 if self.parts == "weights" else 2) * fixed * BYTES[step.training.compute]
+            yield Term(name="reduce buffers", num_bytes=size, source="DeepSpeed's reduce_bucket_size, overlap_comm")
+
     def update_terms(self, step: Step) -> Iterable[Term]:
         """New weights are gathered in buckets."""
         size = min(BUCKET_NUMBERS, step.share.num_trained(step.training)) * BYTES[step.training.compute]
@@ -176,7 +182,8 @@ class Zero2(ZeroPlan):
 
     def backward_terms(self, step: Step) -> Iterable[Term]:
         """Gradients are summed in buckets."""
-        if step.full:
+        yield from super().backward_terms(step)
+        if step.full and step.training.stack.bucket_numbers is None:
             size = min(BUCKET_NUMBERS, step.share.num_trained(step.training)) * BYTES[step.training.compute]
             yield Term(name="reduce bucket", num_bytes=size, source="DeepSpeed's reduce_bucket_size")
 
