@@ -190,8 +190,7 @@ DEEPSPEED = replace(
     "flash_attention_2; with `strategy: zero-2` or `zero-3`",
     known="reasoned",
     sources=(
-        "deepspeed (runtime/zero/config.py, stage_1_and_2.py): whole buffers of reduce_bucket_size, two with "
-        "overlap_comm, a billion live parameters",
+        "deepspeed (runtime/zero): whole buffers of reduce_bucket_size, two with overlap_comm; max_live_parameters",
         "transformers (docs, DeepSpeed): its example for stage 2",
         HF_LOSS,
     ),
