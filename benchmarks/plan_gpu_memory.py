@@ -47,7 +47,7 @@ def stack_of(row: Row) -> str:
         return "prime-rl-sft"
     if found == "fms":
         recipe = str(row["id"]).split("/")[4]
-        plain = "fms-accelerated-peft" if recipe == "accelerated-peft-bnb" else "trl"
+        plain = "fms-accelerated-peft" if recipe.startswith("accelerated-peft") else "trl"
         amp = "fms-foak-amp" if "liger" in row["source"] else "fms-foak"
         return "fms-liger" if recipe.endswith("-liger") else amp if "foak" in recipe else plain
     return str(found)
@@ -61,6 +61,10 @@ STACK_OF = {
     "prime-rl": "prime-rl",
     "longlora": "deepspeed",
     "2309.12307": "deepspeed",
+    "torchtune": "torchtune",
+    "unsloth": "unsloth",
+    "axolotl": "axolotl",
+    "LLaMA-Factory": "llama-factory",
 }
 """A part of a row's source -> stack; "fms" stands for those of its recipes."""
 
