@@ -114,20 +114,21 @@ class _Search:
         self.asked = asked
         self.bench = EvaluationContext()
         self.on_gpus = all(placement.gpu is not None for placement in asked.world.placements)
-        self.changes = list(_changes(asked, on_gpus=self.on_gpus))
+        self.changes = list(_changes(asked, moves=self.on_gpus and _has_own_memory(asked.world)))
         self.reached: set[Tier] = set()
         """In which there are sets after which gangline's own trainer has room."""
         self._tried: dict[tuple[object, ...], list[Candidate]] = {}
         self._hopeless: dict[tuple[_Change, ...], bool] = {}
 
     def ways(self) -> list[Suggestion]:
-        """Up to `ENOUGH`."""
+        """Up to `ENOUGH`; of those that cost more, none that takes more changes than a gentler one."""
         built: list[tuple[tuple[_Change, ...], Suggestion]] = []
         others: list[tuple[tuple[_Change, ...], Suggestion]] = []
+        most = MOST_TOGETHER
         for tier in Tier:
             if len(built) >= ENOUGH or (tier == Tier.SHORTER and self.reached & {Tier.SAME, Tier.SLOW}):
                 break
-            for count in range(1, MOST_TOGETHER + 1):
+            for count in range(1, most + 1):
                 if tier in self.reached:
                     break
                 for chosen in self._sets(tier, count):
@@ -139,6 +140,7 @@ class _Search:
                     elif not _is_known(chosen, others) and (draft := choose(fitting)) is not None:
                         others.append((chosen, _suggestion(chosen, draft)))
                 self.reached |= {_tier(chosen) for chosen, _ in built}
+            most = min((len(chosen) for chosen, _ in built), default=MOST_TOGETHER)
         return [way for _, way in (built or others)[:ENOUGH]]
 
     def _sets(self, tier: Tier, count: int) -> Iterator[tuple[_Change, ...]]:
@@ -188,11 +190,14 @@ def _fitting(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) 
     return [draft for draft in best_of_kinds(query, world, bench) if draft.fits and draft.fits_host_memory]
 
 
-def _changes(asked: _Asked, *, on_gpus: bool) -> Iterator[_Change]:
-    """The gentlest first: those that change no number come before those that change what is learnt."""
+def _changes(asked: _Asked, *, moves: bool) -> Iterator[_Change]:
+    """The gentlest first: those that change no number come before those that change what is learnt.
+
+    moves: whether there is other memory than the cards'.
+    """
     training = asked.query.training
-    yield from _at_a_time(asked.query, on_gpus=on_gpus)
-    yield from _strategies(asked, on_gpus=on_gpus)
+    yield from _at_a_time(asked.query, moves=moves)
+    yield from _strategies(asked, moves=moves)
     yield from _fewer_hosts(asked.world)
     if training.packed:
         yield _replaced("data.packing: false", "packing", Tier.SAME, packed=False)
@@ -214,13 +219,17 @@ def _changes(asked: _Asked, *, on_gpus: bool) -> Iterator[_Change]:
         yield _replaced(f"data.sequence_length: {length}", "length", Tier.SHORTER, number, sequence_length=length)
 
 
+def _has_own_memory(world: PlannedCluster) -> bool:
+    return all(placement.spec is None or not placement.spec.is_unified for placement in world.placements)
+
+
 def _halves(first: int, least: int) -> Iterator[int]:
     while first >= least:
         yield first
         first //= 2
 
 
-def _at_a_time(query: PlanQuery, *, on_gpus: bool) -> Iterator[_Change]:
+def _at_a_time(query: PlanQuery, *, moves: bool) -> Iterator[_Change]:
     """What of activations is there at once, where the job does not leave that open."""
     training = query.training
     if "micro_batch" not in query.open:
@@ -229,17 +238,17 @@ def _at_a_time(query: PlanQuery, *, on_gpus: bool) -> Iterator[_Change]:
                 yield _replaced(f"micro_batch: {size}", "micro_batch", Tier.SAME, number, micro_batch=size)
     if not training.checkpointing and "activation_checkpointing" not in query.open:
         yield _replaced("activation_checkpointing: true", "checkpointing", Tier.SAME, 1, checkpointing=True)
-    if on_gpus and not training.offloading:
+    if moves and not training.offloading:
         words = "activation_offloading: true" if training.checkpointing else OFFLOADED
         yield _replaced(words, "checkpointing", Tier.SAME, 2, checkpointing=True, offloading=True)
 
 
-def _strategies(asked: _Asked, *, on_gpus: bool) -> Iterator[_Change]:
+def _strategies(asked: _Asked, *, moves: bool) -> Iterator[_Change]:
     """Another one than the job asks for, and ones that have weights in the machines' memory."""
     own = asked.query.strategy
     if own.kind != AUTO:
         yield _Change("strategy", Tier.SAME, lambda asked: _with(asked, StrategyJob()), _kind_of, 1)
-    if not on_gpus or own.offload or len(asked.world.placements) < 2:
+    if not moves or own.offload or len(asked.world.placements) < 2:
         return
     slots = asked.world.fabric.slots
     for kind in STRATEGIES.built_in:
@@ -326,7 +335,7 @@ def _one_more(asked: _Asked, bench: EvaluationContext, *, plain: bool) -> Sugges
         return None
     added = dataclasses.replace(first, device=len(placements))
     more = _Asked(asked.query, dataclasses.replace(asked.world, placements=(*placements, added)))
-    for change in (None, *(() if plain else _strategies(more, on_gpus=True))):
+    for change in (None, *(() if plain else _strategies(more, moves=_has_own_memory(more.world)))):
         tried = more if change is None else change.apply(more)
         built = [each for each in _fitting(tried.query, tried.world, bench) if each.is_built]
         if (draft := choose(built)) is not None:

@@ -728,3 +728,10 @@ def test_a_card_in_no_list_is_answered_with_where_its_figures_go() -> None:
     lines = " ".join("\n".join(report(choice, Length(None), width=400)).split())
     assert "no list has the Prototype 1 of pc1" in lines
     assert "bandwidth_gbs" in lines
+
+
+def test_a_machine_whose_cards_have_its_own_memory_moves_nothing_there() -> None:
+    job = query("meta-llama/Llama-2-7b-hf", method="qlora", sequence_length=16384, leave_open=False)
+    job = dataclasses.replace(job, training=dataclasses.replace(job.training, checkpointing=True))
+    assert "offload" in "\n".join(ways_lines(ways_out(job, with_memory(world("rtx4090,rtx4090"), 11, 11))))
+    assert "offload" not in "\n".join(ways_lines(ways_out(job, with_memory(world("gb10,gb10"), 11, 11))))

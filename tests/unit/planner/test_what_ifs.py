@@ -17,7 +17,7 @@ import pytest
 
 from gangline.planner.decision import Choice
 from gangline.planner.report import GIB
-from tests.unit.planner.what_ifs import NOT_YET, QUESTIONS, USUAL, Answer, Question, ask
+from tests.unit.planner.what_ifs import GOLDEN, NOT_YET, QUESTIONS, USUAL, Answer, Question, ask, golden
 
 
 @functools.cache
@@ -201,10 +201,20 @@ def test_the_answer_is_the_one_that_was_reckoned_by_hand(number: int) -> None:
         assert not found, f"{question.asks}\n" + "\n".join(found)
 
 
+@pytest.mark.parametrize("number", range(len(QUESTIONS)), ids=[each.id for each in QUESTIONS])
+def test_the_screen_is_the_one_that_was_read(number: int) -> None:
+    question = QUESTIONS[number]
+    file = GOLDEN / f"{question.id}.txt"
+    kept = file.read_text(encoding="utf-8") if file.exists() else ""
+    right = "" if question.id in NOT_YET else golden(question, _asked(number))
+    assert right == kept, "read the difference, then: python -m tests.unit.planner.what_ifs --write"
+
+
 def test_there_are_enough_questions_and_each_is_asked_once() -> None:
     assert len({question.id for question in QUESTIONS}) == len(QUESTIONS) >= 60
     assert sum(bool(question.was) for question in QUESTIONS) >= 20
     assert set(NOT_YET) <= {each.id for each in QUESTIONS}
+    assert {file.stem for file in GOLDEN.glob("*.txt")} <= {each.id for each in QUESTIONS}
 
 
 NOT_FITTING = [number for number, each in enumerate(QUESTIONS) if each.expect.get("fits") is False]

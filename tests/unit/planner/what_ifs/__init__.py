@@ -1,7 +1,8 @@
 """Questions that owners and buyers ask, put to `gangline plan` as they would type them, in this process.
 
-`questions.yaml` has the questions with the arithmetic of their answers. `python -m tests.unit.planner.what_ifs` says
-which ones are wrong, and why; with `--write` it takes those that have become right off the list of missing ones.
+`questions.yaml` has the questions with the arithmetic of their answers, `tests/golden/what_ifs` the screens of those that
+are right. `python -m tests.unit.planner.what_ifs` says which ones are wrong, and why; with `--write` it writes the
+screens anew, and takes questions that have become right off the list of missing ones.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gangline.cli.main import main
 from gangline.decide.what_if import Prediction, plan_json, predict
 
 HERE = Path(__file__).parent
+GOLDEN = Path(__file__).parents[3] / "golden" / "what_ifs"
 WIDTH = 100
 """Columns of the screen."""
 
@@ -115,3 +117,8 @@ def _inside(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.setenv("HF_HUB_OFFLINE", "1")
     patch.delenv("HF_HUB_CACHE", raising=False)
     yield
+
+
+def golden(question: Question, answer: Answer) -> str:
+    """The file of a question."""
+    return f"# {question.asks}\n$ gangline plan job.yaml {question.plan}\n{answer.screen}exit code {answer.exit_code}\n"
