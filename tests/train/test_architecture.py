@@ -18,7 +18,39 @@ OUTSIDE = {"qwen", "internlm2"}
 """Families that transformers has no class for: pinned in tests/unit/planner/test_config.py."""
 MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12}
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_routed_experts": 6, "first_k_dense_replace": 1}
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 24,
+}  # fmt: skip
+GATED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+SPARSE_MLA = {**MOE, **MLA, "n_shared_experts": 1, "q_lora_rank": 20, "n_group": 2, "topk_group": 1}
 SWITCHES = {
+    "arcee": {"attention_bias": True, "mlp_bias": True},
+    "apertus": {"attention_bias": True},
+    "seed_oss": {"attention_out_bias": True, "mlp_bias": True, "head_dim": 24},
+    "hunyuan_v1_dense": {"attention_bias": True, "head_dim": 24},
+    "exaone4": {"sliding_window": 8, "head_dim": 24},
+    "ministral3": {"head_dim": 24},
+    "cwm": {"head_dim": 24},
+    "minicpm3": {**MLA, "q_lora_rank": 20},
+    "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 24},
+    "ernie4_5_moe": {
+        "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 1, "use_bias": True,
+    },
+    "llama4_text": {
+        "num_local_experts": 6, "num_experts_per_tok": 1, "intermediate_size_mlp": 80, "interleave_moe_layer_step": 2,
+        "head_dim": 24,
+    },
+    "qwen3_next": {**DELTA, **GATED},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {**DELTA, **GATED},
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "global_head_dim": 32, "head_dim": 24,
+        "num_global_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24,
+    },
+    "deepseek_v32": {**SPARSE_MLA, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4},
+    "glm4_moe_lite": SPARSE_MLA,
     "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
     "internlm3": {"head_dim": 16, "attention_bias": False},
     "ministral": {"head_dim": 16},
@@ -62,6 +94,8 @@ def small(model_type):
         return {"model_type": model_type, **OLD_NAMES, **more}
     if model_type == "bloom":
         return {"model_type": "bloom", "hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 120}
+    if model_type == "mpt":
+        return {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 3, "vocab_size": 120, "max_seq_len": 32}
     base = config(model_type, 64, 3, 4, 2, 96, 120, pad_token_id=None, max_position_embeddings=32)
     return {**base, **SWITCHES.get(model_type, {})}
 

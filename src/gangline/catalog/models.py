@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-Value = int | float | bool | str | list[int] | None
+Value = int | float | bool | str | list[int] | dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ def _spellings(wanted: str) -> Iterator[str]:
 def known_config(name: str) -> dict[str, Value] | None:
     """The contents of a model's config.json, a copy that may be changed; None where the catalogue lacks the model."""
     model = known_model(name)
-    return dict(model.config) if model else None
+    return copy.deepcopy(model.config) if model else None
 
 
 def known_models() -> tuple[str, ...]:
@@ -98,6 +99,8 @@ def _models() -> dict[str, KnownModel]:
             columns = zip(group["columns"], numbers, strict=True)
             config = {**group["common"], **dict(columns), **group.get("apart", {}).get(name, {})}
             found[name.lower()] = KnownModel(name=name, config=config, source=group["source"])
+    for name, (source, config) in table["whole"].items():
+        found[name.lower()] = KnownModel(name=name, config=config, source=source)
     for name, (original, positions) in table["same"].items():
         model = found[original.lower()]
         changed = {} if positions is None else {"max_position_embeddings": positions}

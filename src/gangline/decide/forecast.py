@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -66,7 +67,7 @@ def find_shape(job: Job, variables: Mapping[str, str], home: Path | None = None)
         return ModelShape(config=read_config(path), kind="cache", source=words)
     if (known := known_model(job.model.path)) is not None:
         words = f"gangline's catalogue, which has it from {known.source}"
-        return ModelShape(config=dict(known.config), kind="catalogue", source=words)
+        return ModelShape(config=copy.deepcopy(known.config), kind="catalogue", source=words)
     if home is None:
         return ModelShape(config=None)
     answer = kept_or_fetched(job.model.path, job.model.revision, variables, home)

@@ -180,6 +180,8 @@ class _Gradient:
 
 
 FP32 = 4
+CHUNK = 64
+"""Tokens of a chunk of a gated delta net."""
 _GELU_STEPS = ("gelu_new", "gelu_fast", "quick_gelu")
 """Activations that transformers writes as a chain of operations, each of which keeps something."""
 
@@ -338,17 +340,46 @@ class Block:
     def attention(self, value: TensorSize) -> TensorSize:
         """From normed hidden states to what is added to the residual."""
         linears = [each for each in self.layer.linears if each.part == "attention"]
+        if self.layer.delta:
+            return self.linear(self._delta(value, linears), linears[-1])
         query, key, content = self._latent(value, linears) if self.layer.latent else self._heads(value, linears)
         mixed = self._mix(query, key, content)
+        if self.layer.gated_attention:
+            gate = self.tape.apply(mixed)
+            self.tape.keep(gate)
+            mixed = self.tape.apply(mixed, gate, keeps=(mixed, gate))
         return self.linear(mixed, linears[-1])
+
+    def _delta(self, value: TensorSize, linears: list[Linear]) -> TensorSize:
+        """A gated delta net as transformers (5.23) writes it in torch: in fp32, in chunks of 64 tokens, with a state of
+        every chunk. Kernels of other packages keep less.
+        """
+        layer, tokens, values = self.layer, self.training.tokens, linears[-1].inputs
+        products = [self.linear(value, each) for each in linears[:-1]]
+        mixed = sum(each.outputs for each in linears[:-1]) - 2 * layer.heads - values
+        joined = self.tape.apply(products[0], numbers=tokens * mixed)
+        folded = self.tape.apply(joined, keeps=(joined,))  # the short convolution, then its activation
+        active = self.tape.apply(folded, keeps=(folded,))
+        per_head = 8 * layer.head_dim + 5 * layer.value_dim + 5 * CHUNK
+        states = TensorSize(tokens * layer.heads * per_head, FP32)
+        result = self.tape.apply(active, numbers=tokens * values, width=FP32, keeps=(states,))
+        narrow = self.tape.cast(result, value.width)
+        wide = self.tape.cast(narrow, FP32)
+        normed = self.tape.apply(wide, keeps=(wide,))
+        gate = self.tape.apply(products[-1], numbers=tokens * values, width=FP32)
+        self.tape.keep(gate)
+        return self.tape.cast(self.tape.apply(normed, gate, width=FP32, keeps=(normed, gate)), value.width)
 
     def _heads(self, value: TensorSize, linears: list[Linear]) -> tuple[TensorSize, TensorSize, TensorSize]:
         tokens, layer = self.training.tokens, self.layer
         sizes = [tokens * layer.heads * layer.head_dim, *[tokens * layer.kv_heads * layer.head_dim] * 2]
         if len(linears) == 4 and self.training.stack.joins_qkv:
             query, key, content = self._joined(value, linears[:3], sizes)
-        elif len(linears) == 4:
-            query, key, content = (self.linear(value, linear) for linear in linears[:3])
+        elif len(linears) > 2:
+            products = [self.linear(value, linear) for linear in linears[:-1]]
+            query, key, content = products[0], products[1], products[-1]
+            if layer.gated_attention:  # half of the product; the gate lies in the other one
+                query = self.tape.apply(query, numbers=sizes[0], view=True)
         else:
             whole = self.linear(value, linears[0])
             # views: as long as one of them is kept, all of the product is

@@ -94,6 +94,10 @@ class Layer:
     """The part of `width` that is an expert which every token passes through."""
     latent: bool = False
     """Whether keys and values come from one narrow projection (MLA)."""
+    delta: bool = False
+    """Whether it is no attention but a gated delta net, whose states are read and written in chunks."""
+    gated_attention: bool = False
+    """Whether a gate, which comes with the queries, multiplies what attention gives."""
     parallel: bool = False
     """Whether attention and MLP both start from the layer's input."""
     repeats_heads: bool = False
@@ -141,6 +145,11 @@ class Architecture:
     """Numbers in further tables (learned positions)."""
     vectors: int = 0
     """Numbers outside layers and tables (the last norm)."""
+    tower: Layer | None = None
+    """The layers of a network for images, of which texts use nothing: its weights lie there, and its matrices carry
+    adapters by their names. What it has beside layers is in `vectors`."""
+    unloaded: str = ""
+    """Why gangline's own trainer cannot load it; empty where it can."""
     head_bias: bool = False
     linear_head: bool = True
     """Whether logits are hidden states times the head, and nothing else (no scale, no cap): only then can the loss be
@@ -165,6 +174,11 @@ class Architecture:
     """The same of the output head, which is adapted by itself where it is the same tensor, too."""
     source: Literal["config", "counted"] = "config"
     """Read from config.json by closed form, or counted on the model itself."""
+
+    @property
+    def weighed_layers(self) -> tuple[Layer, ...]:
+        """All that has weights: of the language model, and of the network for images."""
+        return (*self.layers, *([self.tower] if self.tower else []))
 
     @property
     def num_layers(self) -> int:
@@ -206,7 +220,7 @@ class Architecture:
     @property
     def num_parameters(self) -> int:
         """All numbers of the model."""
-        inside = sum(layer.count * layer.num_parameters for layer in self.layers)
+        inside = sum(layer.count * layer.num_parameters for layer in self.weighed_layers)
         return inside + self.embedding_weights + self.head_weights + self.vectors
 
     @property
@@ -264,7 +278,9 @@ def lora_parameters(architecture: Architecture, rank: int, targets: tuple[str, .
     Raises ModelError, with the names that there are, if a model has none of the targets, or one without another that
     is the same tensor.
     """
-    matched = sum(layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in architecture.layers)
+    matched = sum(
+        layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in architecture.weighed_layers
+    )
     beside = architecture.saved_weights + sum(table_adapters(architecture, dora=dora))
     if not (matched or beside) or _halves(architecture, targets):
         raise ModelError(

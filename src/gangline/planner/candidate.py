@@ -425,6 +425,9 @@ def lacking(strategy: PlannedStrategy, training: Training, architecture: Archite
     found = violations(strategy.half, asked_of(training))
     if found:
         return found[0]
+    if architecture.unloaded:
+        what, fix = architecture.unloaded, "train its language model alone, or plan for another trainer with --stack"
+        return Violation(key="model.path", what=what, seen=what, expected="a causal language model", fix=fix)
     if not builds_method(training, architecture):
         what = f"{training.method} of {unpackable(architecture)}"
         return Violation(

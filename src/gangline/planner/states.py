@@ -53,6 +53,12 @@ class Share:
     """Micro-batches whose activations it holds at once."""
 
     @functools.cached_property
+    def weighed_layers(self) -> tuple[Layer, ...]:
+        """Its layers, and those of a network for images, which lies where the embedding table is."""
+        tower = self.architecture.tower
+        return (*self.layers, *([tower] if tower is not None and self.has_embedding else []))
+
+    @functools.cached_property
     def num_linear(self) -> int:
         """Numbers in linears inside layers."""
         return sum(layer.count * layer.linear_weights for layer in self.layers)
@@ -69,8 +75,9 @@ class Share:
 
     @functools.cached_property
     def num_vectors(self) -> int:
-        """Numbers in norms and biases."""
-        inside = sum(layer.count * layer.num_parameters for layer in self.layers) - self.num_linear - self.num_experts
+        """Numbers in norms and biases, and in a network for images, which stays as it is."""
+        inside = sum(layer.count * layer.num_parameters for layer in self.weighed_layers)
+        inside -= self.num_linear + self.num_experts
         return inside + (self.architecture.vectors if self.has_head else 0)
 
     @functools.cached_property
@@ -100,7 +107,8 @@ class Share:
         rank, targets, dora = training.rank, training.targets, training.dora
         embedding, head = table_adapters(self.architecture, dora=dora)
         tables = self.num_saved + (embedding if self.has_embedding else 0) + (head if self.has_head else 0)
-        return tables + sum(layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in self.layers)
+        layers = self.weighed_layers
+        return tables + sum(layer.count * layer_adapters(layer, rank, targets, dora=dora) for layer in layers)
 
     @functools.cached_property
     def num_saved(self) -> int:

@@ -145,7 +145,8 @@ def replace_linears(
     stored_as = FORMATS[method.bits]
     stored_as.require()
     total = sum(each.numel() for name, each in layers.named_parameters() if ".lora_" not in name)
-    experts = sum(each.numel() for each in layers.parameters() if each.ndim > 2)
+    others = [part for part in layers.modules() if not isinstance(part, nn.Conv1d)]
+    experts = sum(each.numel() for part in others for each in part.parameters(recurse=False) if each.ndim > 2)
     if experts and not method.quantise_experts:
         raise ModelError(
             "method: qlora cannot quantise the experts of this model",

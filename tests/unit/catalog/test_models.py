@@ -66,6 +66,9 @@ PRESETS = {
     "Qwen/Qwen2.5-Math-7B": 7_615_616_512,
     "bigscience/bloom-560m": 559_214_592,
     "mistralai/Mistral-7B-Instruct-v0.2": 7_241_732_096,
+    "google/medgemma-4b-it": 4_300_079_472,
+    "google/gemma-3-27b-it": 27_432_406_640,
+    "Qwen/Qwen3.5-35B-A3B": 34_660_610_688,
 }
 LOGS = {
     # what programs that loaded the weights printed, in public repositories (DeepSeek-V3 counts a bias per router, which
@@ -76,6 +79,7 @@ LOGS = {
     "Qwen/Qwen2.5-14B": 14_770_033_664,
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
     "zai-org/GLM-4.5-Air": 106_852_245_504,
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": 36_151_104_512,
     "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
     "deepseek-ai/DeepSeek-V3": 671_026_419_200 - 58 * 256,
 }
@@ -133,6 +137,44 @@ COUNTED = {
     "bigscience/bloom-7b1": 7_069_016_064,
     "allenai/OLMoE-1B-7B-0924": 6_919_161_856,
     "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
+    "ibm-granite/granite-3.0-8b-base": 8_170_848_256,
+    "ibm-granite/granite-3.0-2b-base": 2_533_525_504,
+    "ibm-granite/granite-3.1-8b-base": 8_170_835_968,
+    "CohereLabs/c4ai-command-r-plus": 103_810_674_688,
+    "CohereLabs/c4ai-command-a-03-2025": 111_057_580_032,
+    "CohereLabs/c4ai-command-r7b-12-2024": 8_028_033_024,
+    "bigcode/starcoder2-15b": 15_957_889_024,
+    "google/gemma-3-4b-pt": 4_300_079_472,
+    "google/gemma-3-12b-pt": 12_187_325_040,
+    "google/gemma-3-27b-pt": 27_432_406_640,
+    "google/gemma-4-31B": 31_273_086_512,
+    "google/gemma-4-26B-A4B": 25_805_933_872,
+    "mistralai/Devstral-2-123B-Instruct-2512": 125_025_988_608,
+    "Qwen/Qwen3.5-27B": 26_895_998_464,
+    "Qwen/Qwen3.5-9B": 8_953_803_264,
+    "Qwen/Qwen3.5-0.8B": 752_393_024,
+    "Qwen/Qwen3.5-4B": 4_205_751_296,
+    "Qwen/Qwen3.5-122B-A10B": 122_111_526_912,
+    "Qwen/Qwen3.5-397B-A17B": 396_346_350_336,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": 79_674_391_296,
+    "meta-llama/Llama-4-Scout-17B-16E": 107_769_861_120,
+    "meta-llama/Llama-4-Maverick-17B-128E": 400_711_848_960,
+    "MiniMaxAI/MiniMax-M2.5": 228_689_748_992,
+    "deepseek-ai/DeepSeek-V3.2": 671_877_929_216,
+    "zai-org/GLM-4.7-Flash": 29_943_390_976,
+    "LGAI-EXAONE/EXAONE-4.0-32B": 32_003_216_384,
+    "baidu/ERNIE-4.5-21B-A3B-PT": 21_825_437_888,
+    "openbmb/MiniCPM3-4B": 4_073_875_968,
+    "swiss-ai/Apertus-8B-2509": 8_053_338_176,
+    "swiss-ai/Apertus-70B-2509": 70_599_864_480,
+    "arcee-ai/AFM-4.5B": 4_619_189_760,
+    "tencent/Hunyuan-7B-Instruct": 7_504_568_320,
+    "tencent/Hunyuan-4B-Instruct": 4_221_757_440,
+    "nvidia/Nemotron-4-Mini-Hindi-4B-Instruct": 4_190_509_056,
+    "mistralai/Mistral-Small-3.1-24B-Base-2503": 24_011_361_280,
+    "mistralai/Devstral-Small-2-24B-Instruct-2512": 24_011_361_280,
+    "mistralai/Ministral-3-3B-Base-2512": 3_849_090_048,
+    "mistralai/Ministral-3-8B-Base-2512": 8_918_026_240,
 }
 PYTHIA = {
     # Pythia's paper (arXiv 2304.01373), table 1: parameters without the two tables, and the tables' rows and width
@@ -162,10 +204,11 @@ def test_every_model_can_be_read():
     for name in known_models():
         config = known_config(name)
         architecture = read_architecture(config)
-        assert architecture.num_layers == config.get("num_hidden_layers", config.get("n_layer")), name
+        text = config.get("text_config", config)
+        assert architecture.num_layers == text.get("num_hidden_layers", text.get("n_layer")), name
         assert architecture.max_positions, name
         assert known_model(name).source, name
-    assert len(known_models()) > 340
+    assert len(known_models()) > 430
 
 
 def test_a_total_is_known_for_most_shapes():
@@ -227,6 +270,8 @@ def test_a_model_tuned_from_another_has_its_shape_and_its_own_positions():
 
 
 def test_what_is_handed_out_can_be_changed():
+    known_config("google/gemma-3-4b-it")["text_config"]["hidden_size"] = 1
+    assert known_config("google/gemma-3-4b-it")["text_config"]["hidden_size"] == 2560
     known_config("gpt2")["n_embd"] = 1
     assert known_config("gpt2")["n_embd"] == 768
 

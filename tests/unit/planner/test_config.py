@@ -2,6 +2,7 @@
 
 import pytest
 
+from gangline.catalog.models import known_config
 from gangline.errors import ModelError
 from gangline.planner.architecture import ALL_LINEAR, adapted, lora_parameters
 from gangline.planner.config import UnknownArchitecture, read_architecture
@@ -81,16 +82,99 @@ def test_the_language_model_inside_a_larger_config_is_read():
     assert nested.num_parameters == 6_738_415_616 - 32000 * 4096
 
 
+def test_layers_that_are_no_attention_stand_between_those_that_are():
+    model = read_architecture(known_config("Qwen/Qwen3.5-9B"))
+    assert [(layer.count, layer.delta) for layer in model.layers][:2] == [(3, True), (1, False)]
+    net, attention = model.layers[:2]
+    assert {each.name for each in net.linears} >= {"in_proj_qkv", "in_proj_z", "out_proj"}
+    assert attention.gated_attention
+    assert attention.linears[0].outputs == 2 * attention.heads * attention.head_dim
+    named = {**known_config("Qwen/Qwen3.5-9B"), "layer_types": ["full_attention"] * 32}
+    assert not any(layer.delta for layer in read_architecture(named).layers)
+
+
+def test_chunks_are_as_much_to_attend_to_as_a_window_of_half_their_size():
+    layers = read_architecture(known_config("meta-llama/Llama-4-Scout-17B-16E")).layers
+    assert [(layer.count, layer.window) for layer in layers][:2] == [(3, 4096), (1, None)]
+    maverick = read_architecture(known_config("meta-llama/Llama-4-Maverick-17B-128E")).layers
+    assert [layer.experts for layer in maverick][:2] == [0, 128]
+
+
+def test_layers_that_see_everything_may_have_heads_of_their_own():
+    near, far = read_architecture(known_config("google/gemma-4-31B")).layers[:2]
+    assert (near.heads, near.kv_heads, near.head_dim, near.window) == (32, 16, 256, 1024)
+    assert (far.heads, far.kv_heads, far.head_dim, far.window) == (32, 4, 512, None)
+    assert "v_proj" in {each.name for each in near.linears}
+    assert "v_proj" not in {each.name for each in far.linears}
+
+
+def test_a_network_for_images_has_weights_and_adapters_and_no_layer_that_texts_pass():
+    whole = known_config("google/gemma-3-4b-it")
+    model, text = read_architecture(whole), read_architecture(whole["text_config"])
+    assert model.layers == text.layers
+    assert model.num_parameters - text.num_parameters == 419_816_304
+    assert lora_parameters(model, 16, ("fc1",)) == 27 * 16 * (1152 + 4304)
+    assert lora_parameters(model, 16, ("q_proj",)) - lora_parameters(text, 16, ("q_proj",)) == 27 * 16 * 2 * 1152
+    assert not model.unloaded
+    assert "mistral3" in read_architecture(known_config("mistralai/Ministral-3-8B-Base-2512")).unloaded
+
+
+TINY = {
+    "vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 1536, "tie_word_embeddings": True,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+}  # fmt: skip
+SPARSE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+
+
+@pytest.mark.parametrize(
+    ("data", "numbers"),
+    [
+        ({"model_type": "qwen3_5_text", **DELTA}, 1_353_216),
+        ({"model_type": "qwen3_next", **DELTA, **SPARSE, "shared_expert_intermediate_size": 256}, 3_484_288),
+        ({"model_type": "qwen3_5_moe_text", **DELTA, **SPARSE, "shared_expert_intermediate_size": 256}, 927_360),
+        (
+            {"model_type": "llama4_text", "intermediate_size": 768, "num_local_experts": 4, "num_experts_per_tok": 1},
+            983_552,
+        ),
+        (
+            {"model_type": "minimax_m2", "intermediate_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2},
+            3_376_128,
+        ),
+        (
+            {"model_type": "ernie4_5_moe", **SPARSE, "moe_num_experts": 8, "moe_k": 2, "moe_num_shared_experts": 1},
+            3_007_360,
+        ),
+        ({"model_type": "apertus"}, 950_272),
+        ({"model_type": "exaone4"}, 1_212_416),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_adapters_on_every_linear_are_those_that_peft_makes(data, numbers):
+    # of models of this shape that transformers 5.23 built, with peft 0.21
+    assert lora_parameters(read_architecture({**TINY, **data}), 16, ALL_LINEAR) == numbers
+
+
 @pytest.mark.parametrize(
     "data",
     [
         {"model_type": "mamba2", "hidden_size": 64},
         {"model_type": "gemma3", "text_config": PUBLISHED["Gemma-3-1B"][0], "vision_config": {"hidden_size": 8}},
         {**PUBLISHED["Gemma-3-1B"][0], "layer_types": ["linear_attention"] * 26},
+        {"model_type": "gemma4_text", "hidden_size": 64, "hidden_size_per_layer_input": 256},
         {**PUBLISHED["phi-2"][0], "qk_layernorm": True},
         {**PUBLISHED["OPT-6.7B"][0], "word_embed_proj_dim": 512},
     ],
-    ids=["unheard-of", "with a tower", "linear attention", "norms that the row does not have", "projected tables"],
+    ids=[
+        "unheard-of",
+        "with a tower",
+        "linear attention",
+        "inputs of every layer",
+        "norms that the row does not have",
+        "projected tables",
+    ],
 )
 def test_a_model_without_a_closed_form_is_left_to_counting(data):
     with pytest.raises(UnknownArchitecture) as caught:

@@ -239,6 +239,8 @@ def unstageable(architecture: Architecture) -> str:
     family = architecture.model_type
     if family in FAMILIES and family not in STAGED:
         return f"a model of the family {family}, whose decoder cannot be entered between layers"
+    if architecture.tower is not None:
+        return "a model with a network for images"
     if key := architecture.entry_dropout:
         return f"a model that drops a part of its embeddings ({key} in config.json)"
     return ""

@@ -214,6 +214,10 @@ def unsliceable(architecture: Architecture, parts: int) -> str:
         return (
             f"a model of the family {architecture.model_type}, for which transformers has no plan of columns and rows"
         )
+    if architecture.tower is not None:
+        return "a model with a network for images"
+    if any(layer.delta for layer in architecture.layers):
+        return "layers of linear attention, for which transformers' plan has no columns and rows"
     if architecture.expert_weights:
         return "experts, which lie in one tensor"
     figures: dict[str, int] = {}
