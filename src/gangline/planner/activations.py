@@ -535,6 +535,9 @@ class Block:
             self.tape.keep(bent)
             raised, half = self.tape.apply(bent), self.tape.apply(value)
             return self.tape.apply(half, raised, keeps=(half, raised))
+        if self.layer.activation == "xielu":  # both branches, and what its two trained numbers are multiplied with
+            more = TensorSize((4 if self.full else 2) * value.numbers, value.width)
+            return self.tape.apply(value, keeps=(value, more, TensorSize(value.numbers, 1)))
         return self.tape.apply(value, keeps=(value,))
 
     def _experts(self, value: TensorSize) -> TensorSize:

@@ -89,6 +89,8 @@ class ModelFamily:
     shared: Literal["counted", "gated", "one"] = "counted"
     """What every token passes through: n_shared_experts of an expert's width; one of
     shared_expert_intermediate_size, behind a gate; one of an expert's width."""
+    every_expert: bool = False
+    """Whether transformers multiplies each token with all experts, and those that are not its own with zeros."""
     router_bias: bool = False
     """Whether a number per expert corrects the router, and is a parameter."""
     expert_bias: bool = False
@@ -644,6 +646,7 @@ def _experts(reader: _Reader) -> Layer:
     top_k = reader.core("top_k")
     if top_k > experts:
         raise reader.broken(f"{top_k} experts per token of {experts}", "expected no more than there are")
+    top_k = experts if family.every_expert else top_k
     width = reader.number(family.expert_width)
     one = 3 * hidden * width + ((2 * width + hidden) if family.expert_bias else 0)
     linears, shared = _shared_expert(reader, width)
