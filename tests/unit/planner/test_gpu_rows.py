@@ -9,6 +9,7 @@ import pytest
 from benchmarks.plan_gpu_time import NEAR, STRICT, Line, lines, pairs, wrong_orders
 from gangline.planner.estimate import uncalibrated
 from tests.unit.planner.gpu_rows import mean_factor, timed_runs
+from tests.unit.planner.worlds import world
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +54,15 @@ def test_another_name_of_a_card_changes_no_time() -> None:
         assert uncalibrated(renamed, run.architecture, run.training) == uncalibrated(
             spec, run.architecture, run.training
         )
+
+
+@pytest.mark.parametrize(("hosts", "text", "ports"), [
+    ("8xh100,8xh100", "ndr", 8),
+    ("8xh100,4xh100", "ndr", 4),
+    ("8xh100,8xh100", "1x ndr", 1),
+    ("8xh100,8xh100", "100gbit", 1),
+    ("8xrtx4090,8xrtx4090", "ndr", 1),
+])  # fmt: skip
+def test_servers_with_nvlink_have_an_infiniband_port_for_each_card(hosts: str, text: str, ports: int) -> None:
+    machines = world(hosts, wire=text)
+    assert machines.fabric.wire.bytes_per_s == ports * machines.wire.bytes_per_s
