@@ -188,6 +188,8 @@ def cases(pool: Callable[[int], Ranks], folder: str) -> Iterator[Case]:
         for kind, name, words in _asked():
             if (strategy, name) == ("pipeline", "dropout"):  # stages draw other masks
                 continue
+            if strategy == "local-sgd" and words["options"].get("kind") == "full":
+                continue  # its rounds are no steps of one process: see tests/train/test_local_sgd.py
             yield _split_case(sides, f"{kind} under {strategy}: {name}", words, strategy)
     for number, (name, (words, _)) in enumerate(OPTIONS.items()):
         for place, optimizer in enumerate(("sgd", "lion", "adafactor", "muon")):
