@@ -100,6 +100,19 @@ def test_chunks_are_as_much_to_attend_to_as_a_window_of_half_their_size():
     assert [layer.experts for layer in maverick][:2] == [0, 128]
 
 
+def test_llama_4_multiplies_each_token_with_all_experts_as_transformers_does():
+    layer = read_architecture(known_config("meta-llama/Llama-4-Scout-17B-16E")).layers[0]
+    assert (layer.experts, layer.top_k) == (16, 16)
+    assert layer.fused_active == layer.fused_weights
+
+
+def test_a_layer_may_have_what_transformers_5_writes_for_it_alone():
+    whole = known_config("google/gemma-4-31B")["text_config"]
+    own = {str(index): {"head_dim": 512, "num_key_value_heads": 4} for index in range(5, 60, 6)}
+    written = {key: value for key, value in whole.items() if "global" not in key}
+    assert read_architecture({**written, "per_layer_config": own}) == read_architecture(whole)
+
+
 def test_layers_that_see_everything_may_have_heads_of_their_own():
     near, far = read_architecture(known_config("google/gemma-4-31B")).layers[:2]
     assert (near.heads, near.kv_heads, near.head_dim, near.window) == (32, 16, 256, 1024)
