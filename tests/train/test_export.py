@@ -101,7 +101,7 @@ def test_tied_embeddings_stay_tied(pool, tmp_path):
 def test_a_merged_model_has_the_precision_of_its_base(pool, tmp_path):
     done = run(pool, tmp_path, cases_export.exported, merged=True, dtype="bfloat16")
     assert done["dtype"] == "bfloat16"
-    assert done["tolerance"] == 4 * 2**-7
+    assert done["tolerance"] == 8 * 2**-7
     assert done["max_logit_difference"] <= done["tolerance"]
     assert run(pool, tmp_path, cases_export.dtypes) == ["torch.bfloat16"]
 
