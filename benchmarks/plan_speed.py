@@ -51,7 +51,7 @@ from pathlib import Path
 from tests.unit.planner.worlds import query, world
 import dataclasses
 from gangline.planner.decision import decide
-from gangline.planner.decision import ways_out
+from gangline.planner.ways_out import ways_out
 from gangline.decide.hosts import SpeedTable
 hosts, model, method = sys.argv[1:]
 job = query(model, method=method, batch=240, targets=("all-linear",) if method == "full" else ("q_proj", "v_proj"))
