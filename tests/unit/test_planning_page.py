@@ -100,7 +100,7 @@ LLAMA, SEVENTY, AIR = "Llama-2-7b-hf", "Llama-2-70b-hf", "GLM-4.5-Air"
 ADVICE = {
     "4-bit weights of a 7B model: 2.8 GB | 3.9 GB": lambda: nf4_gb(LLAMA),
     '13B in 4 bits: "needs model parallelism inside each machine" | 7.2 GB': lambda: nf4_gb("Llama-2-13b-hf"),
-    "impossible: 36.4 GB": lambda: nf4_gb(SEVENTY),
+    '`device_map="balanced"` | 36.4 GB of weights': lambda: nf4_gb(SEVENTY),
     "8 bits instead of 4 | 3.1 GB more": lambda: shape(LLAMA).linear_weights * (1 - NF4_BYTES) / 1e9,
     "100 ms would take a link of 171 Gbit/s": lambda: 2 * 2 / 3 * 1.6 / 0.1 * 8,
     "over 1 Gbit/s takes 100 ms | 18 s": lambda: 2 * 2 / 3 * 1.6e9 / link("1gbit").bytes_per_s,
