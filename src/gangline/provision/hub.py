@@ -8,7 +8,6 @@ import re
 import threading
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -129,31 +128,15 @@ def _ask(endpoint: str, name: str, revision: str, token: str) -> HubConfig | str
 def _get(address: str, *, name: str, revision: str, token: str, endpoint: str) -> HubConfig | str:
     if urllib.parse.urlsplit(address).scheme not in ("http", "https"):
         return "HF_ENDPOINT is no address that begins with https:// or http://"
-    request = urllib.request.Request(address, headers={"User-Agent": "gangline"})  # noqa: S310 - looked at above
-    if token:
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
-    with urllib.request.build_opener(_Redirects).open(request, timeout=LIMIT_S) as answer:
-        text = answer.read(LIMIT_BYTES + 1)
-        commit = answer.headers.get("X-Repo-Commit") or revision
+    from gangline.provision import hub_request
+
+    text, commit = hub_request.read(address, token=token, limit_bytes=LIMIT_BYTES + 1, limit_s=LIMIT_S)
     if len(text) > LIMIT_BYTES:
         return f"its config.json of {name} is larger than 1 MB, which none is"
     config = json_object(text)
     if config is None:
         return f"its answer for {name} is no config.json (a proxy or a login page may be in between)"
-    return HubConfig(config=config, revision=commit, num_bytes=len(text), endpoint=endpoint, fetched=True)
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows to other addresses, never from https to http; the token stays with the host that it is for."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not newurl.startswith("https://" if req.full_url.startswith("https://") else ("https://", "http://")):
-            raise urllib.error.HTTPError(newurl, code, msg, headers, fp)
-        request = super().redirect_request(req, fp, code, msg, headers, newurl)
-        token = req.unredirected_hdrs.get("Authorization")
-        if request is not None and token and request.host == req.host and request.type == req.type:
-            request.add_unredirected_header("Authorization", token)
-        return request
+    return HubConfig(config=config, revision=commit or revision, num_bytes=len(text), endpoint=endpoint, fetched=True)
 
 
 def _refusal(error: urllib.error.HTTPError, name: str, revision: str) -> str:
