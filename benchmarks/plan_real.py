@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from gangline.bench.compute import points_of, timed_batches
@@ -144,13 +143,11 @@ def rank(order: Line) -> int:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    with TemporaryDirectory() as folder:
-        calibrate.run(order, calibrate.build(order, device, Path(folder)))
+    calibrate.run(order, calibrate.build(order, device))
     for size in order["sizes"]:
         seconds = bench_collective.measure(size, device, 3.0)
         bench_collective.report("link", num_bytes=size, seconds=seconds[len(seconds) // 2])
-    with TemporaryDirectory() as folder:
-        whole = calibrate.build({**order, "config": order["whole"]}, device, Path(folder))
+    whole = calibrate.build({**order, "config": order["whole"]}, device)
     ranks = tuple(GangRank(host=f"pc{rank}", share=MICRO_BATCHES) for rank in range(SIZE))
     world = ProcessGroup(gang=Gang(run_id="bench", attempt=1, ranks=ranks), rank=dist.get_rank(), device=device)
     strategy = Ddp(replace(setup_of(world), precision=whole.precision))
