@@ -86,7 +86,8 @@ def looker_there(
     def look(key: str, source: SourceJob, name: str) -> dict[str, Any]:
         host = _host(cluster, name)
         paths = {file: on_host(file)[1] for file in source.files}
-        request = {"look": key, "job": _moved(job, paths).to_json(), "python": host.python}
+        moved = dataclasses.replace(job, data=job.data.moved(paths))
+        request = {"look": key, "job": moved.to_json(), "python": host.python}
         try:
             answer = _ask(host, transports, request)
         except RunFailed as error:
@@ -137,12 +138,6 @@ def _replaced(job: Job, found: Mapping[str, list[str]]) -> Job:
 
     evaluation = job.data.evaluation and of(job.data.evaluation)
     return dataclasses.replace(job, data=dataclasses.replace(job.data, train=of(job.data.train), evaluation=evaluation))
-
-
-def _moved(job: Job, paths: Mapping[str, str]) -> Job:
-    evaluation = job.data.evaluation and job.data.evaluation.moved(paths)
-    data = dataclasses.replace(job.data, train=job.data.train.moved(paths), evaluation=evaluation)
-    return dataclasses.replace(job, data=data)
 
 
 @functools.cache

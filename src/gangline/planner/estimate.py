@@ -6,7 +6,7 @@ without reuse (norms, positions, activations, adapters, logits), at the rate of 
 each pass over the layers, the weights themselves, which are read, and unpacked where they are quantised.
 
 The rates of cards are those of `catalog/efficiency.py`; the constants of `Causes` are fitted to public runs by
-`python -m benchmarks.plan_gpu_time --fit` (docs/decisions/0030-time-from-causes.md).
+`python -m benchmarks.plan_gpu_fit` (docs/decisions/0030-time-from-causes.md).
 """
 
 from __future__ import annotations

@@ -59,10 +59,8 @@ class Reads:
     def localised(self, job: Job, host: Host) -> Job:
         """The job as it reads on a host."""
         model = dataclasses.replace(job.model, path=self.models.get(host.name, job.model.path))
-        evaluation = job.data.evaluation and job.data.evaluation.moved(self.data)
-        data = dataclasses.replace(job.data, train=job.data.train.moved(self.data), evaluation=evaluation)
         method = dataclasses.replace(job.method, adapter=self.adapters.get(host.name, job.method.adapter))
-        return dataclasses.replace(job, model=model, data=data, method=method)
+        return dataclasses.replace(job, model=model, data=job.data.moved(self.data), method=method)
 
     def named(self, text: str) -> str:
         """What the head said, with the files of the job instead of the copies there."""

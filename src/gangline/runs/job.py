@@ -242,6 +242,11 @@ class DataJob:
         fields, roles = source.fields or {}, source.roles or {}
         return dataclasses.replace(self, format=source.format, fields=fields, roles=roles)
 
+    def moved(self, files: Mapping[str, str]) -> DataJob:
+        """The data with its files where `files` says that they lie."""
+        evaluation = self.evaluation and self.evaluation.moved(files)
+        return dataclasses.replace(self, train=self.train.moved(files), evaluation=evaluation)
+
     @property
     def formats(self) -> tuple[str, ...]:
         """The formats of all rows that are trained or evaluated on, each once."""
