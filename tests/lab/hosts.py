@@ -15,6 +15,7 @@
         h1.limit(memory_mb=900, cpus=0.5)             # needs the capability "cgroup"
         h2.power_off()                                # the cable first, then the host: nobody gets a reset
         h0.kill()                                     # as a crash: peers get a reset
+        h2 = lab.replace("h2")                        # one with its name and address is there again, with a new disk
         lab.outsider.run(["ssh", "-p", "22", h1.address])               # on the same switch, but no member
 
 In a test, take the fixture `lab` (see conftest.py): `lab(3, nics=2)`; it closes what it made. Options of all hosts go
@@ -96,6 +97,14 @@ class Lab:
             (self._outsider,) = self._boot([(network.OUTSIDER_NUMBER, settings)])
         return self._outsider
 
+    def replace(self, name: str) -> LabHost:
+        """After its end: a host with the same name and address, a new disk and a new host key."""
+        old = self[name]
+        settings = self._site.host(self._site.names.index(name), self._kinds[name], accepts=self._accepts)
+        (host,) = self._boot([(old.number, {**settings, **self._mesh})])
+        self.hosts[self.hosts.index(old)] = host
+        return host
+
     def close(self) -> None:
         """End everything and leave nothing behind."""
         for machine in self.machines:
@@ -121,14 +130,17 @@ class Lab:
     def _build(self) -> None:
         self._network = network.Network(self.mode, num_nics=self._site.num_nics, env=self._switch_env())
         user_key, mesh_key = new_keys(2)
-        accepts = [user_key[1], mesh_key[1]] if self._meshed else [user_key[1]]
-        mesh = (
+        self._accepts = [user_key[1], mesh_key[1]] if self._meshed else [user_key[1]]
+        self._mesh = (
             {**login_key(mesh_key), "SSH_config": f"Port {self.mode.ssh_port}\nStrictHostKeyChecking accept-new"}
             if self._meshed
             else {}
         )
         hosts = [
-            (network.FIRST_NUMBER + index, {**self._site.host(index, self._kinds[name], accepts=accepts), **mesh})
+            (
+                network.FIRST_NUMBER + index,
+                {**self._site.host(index, self._kinds[name], accepts=self._accepts), **self._mesh},
+            )
             for index, name in enumerate(self._site.names)
         ]
         self.user, *self.hosts = self._boot([(network.DESK_NUMBER, self._desk(user_key)), *hosts])

@@ -4,12 +4,14 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 from tests.lab import limits, pythons
 from tests.lab.namespaces import PATH, LabFailed
 
 PROGRAMS = ("bash", "ip", "unshare", "nsenter", "setpriv", "ssh", "ssh-keygen", "sshd", "pivot_root", "mount")
 OPTIONAL_PROGRAMS = ("iperf3", "nft", "rsync", "gcc", "pdsh", "tc", "ansible", "mpirun")
+SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "slurmdbd", "mariadbd", "mariadb-install-db")
 PYTHONS = ("3.8", "3.13")
 EXTRAS = {"netem", "ansible", *(f"python{version}" for version in PYTHONS)}
 """What .ci/run cannot give a machine: a skip for one of these is never a failure."""
@@ -25,10 +27,9 @@ def capabilities() -> dict[str, str]:
     """Name of the capability -> "" if it is there, else what is missing.
 
     lab: labs at all. rootless: labs in a user namespace. root: labs as root, with their own control groups perhaps.
-    cgroup: `LabHost.limit`. tbf: `rate`. netem: `delay`. python3.8: `python="3.8"`; and programs by their names.
+    cgroup: `LabHost.limit`. tbf: `rate`. netem: `delay`. python3.8: `python="3.8"`; slurm: a Slurm cluster (tests/slurm); and programs by their names.
     """
-    missing = [name for name in PROGRAMS if not has_program(name)]
-    programs = f"not installed: {' '.join(missing)}" if missing else ""
+    programs = _lacks(PROGRAMS)
     root = "not root" if os.getuid() else programs or _trial(rootless=False)
     rootless = programs or _trial(rootless=True)
     return {
@@ -38,9 +39,15 @@ def capabilities() -> dict[str, str]:
         "cgroup": "" if limits.version() else "no control groups for memory and cpu that we may write",
         "tbf": _qdisc("tbf", "rate", "1mbit", "burst", "32kb", "latency", "30ms"),
         "netem": _qdisc("netem", "delay", "1ms"),
-        **{name: "" if has_program(name) else "not installed" for name in OPTIONAL_PROGRAMS},
+        "slurm": _lacks(SLURM_PROGRAMS),
+        **{name: _lacks([name]) for name in OPTIONAL_PROGRAMS},
         **{f"python{version}": "" if pythons.has(version) else "not on this machine" for version in PYTHONS},
     }
+
+
+def _lacks(names: Sequence[str]) -> str:
+    missing = [name for name in names if not has_program(name)]
+    return f"not installed: {' '.join(missing)}" if missing else ""
 
 
 def report() -> str:
