@@ -28,6 +28,7 @@ from tests.unit.planner.gpu_rows import TimedRun, factor_off, mean_factor, timed
 PRIOR = {
     "products": 0.8,
     "tile": 128.0,
+    "rows": 64.0,
     "traffic": 1.0,
     "attention": 0.7,
     "experts": 0.7,

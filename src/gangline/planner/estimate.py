@@ -40,28 +40,35 @@ WIDE_NUMBERS, WIDE_SPREAD = 4.0, 1.0
 class Causes:
     """The constants of all cards, models and methods."""
 
-    products: float = 0.78
+    products: float = 0.81
     """Part of the rate of a long product that products between other kernels reach."""
-    tile: float = 110.0
+    tile: float = 120.0
     """Every product takes as long as one whose inner width is so much larger: filling and emptying its pipeline."""
-    traffic: float = 1.05
+    rows: float = 87.0
+    """Every product takes as long as one of so many more tokens: its rows come in whole tiles, and its tiles in whole
+    rounds over the chip."""
+    traffic: float = 0.99
     """Bytes of kernels without reuse, over those that `_traffic_bytes` counts."""
-    attention: float = 0.60
+    attention: float = 0.58
     """Part of that rate in FlashAttention 2."""
-    experts: float = 0.90
+    experts: float = 0.92
     """Part of the rate of products that grouped products of experts reach."""
     expert_call_s: float = 0.5e-3
     """Of one pass through one expert where experts are modules of their own, called one after the other."""
-    launch_s: float = 21e-6
+    launch_s: float = 20e-6
     """Of asking for one kernel from Python."""
     unpacking: float = 1.5
     """Time to unpack quantised weights, over that of their bytes."""
-    update: float = 1.55
+    update: float = 1.5
     """Time of an update kernel by kernel (foreach), over that of one that is fused."""
+    contention: float = 0.6
+    """Part of an exchange by which the layers beside it become longer. Beside it computing takes 18.9 % longer on
+    average, and one after the other 10.2 % more than that (arXiv 2507.03114): exchanges of 0.31 cost 0.19.
+    """
 
 
 CAUSES = Causes()
-SPREAD = {"full": 0.3, "lora": 0.3, "qlora": 0.36}
+SPREAD = {"full": 0.28, "lora": 0.28, "qlora": 0.33}
 """Times may be so much shorter or longer: nine of ten public runs whose source had no part in the fit are within."""
 
 
@@ -106,10 +113,11 @@ def uncalibrated(
         + copies_s(architecture, training),
         per_token2_s=square_s,
         head_per_token_s=head_flops / product_flops + causes.traffic * head_bytes / rates.bytes_per_s,
-        overhead_s=fixed_s,
+        overhead_s=fixed_s + causes.rows * flops / product_flops,
         floor_s=launches * causes.launch_s + fixed_s / passes,
         optimizer_s=(causes.update if training.stack.foreach else 1.0) * updated / rates.bytes_per_s,
         backward_share=flops_per_token(architecture, training, length=training.sequence_length).backward_share,
+        contention=causes.contention,
         source="estimated from data sheets",
         spread=spread + (WIDE_SPREAD if wide else 0),
     )

@@ -139,6 +139,8 @@ class ComputeModel:
     """Of one update of everything that is trained, its norm and clipping among it."""
     backward_share: float = 2 / 3
     """Part of a micro-batch in which gradients come to be."""
+    contention: float = 0.0
+    """Layers become longer by this part of an exchange that hides behind them: it holds multiprocessors and memory."""
     source: str = ""
     """For people: calibrated when, or estimated from what."""
     spread: float = 0.0
@@ -283,6 +285,12 @@ class StepQuery:
     def spent(self, *hides: str) -> float:
         """Seconds of the step's exchanges that hide so."""
         return sum(each.times * self.once(each) for each in self.traffic.exchanges if each.hides in hides)
+
+    def travelling(self, *hides: str) -> float:
+        """The same without the copies to and from host memory, which take no multiprocessor."""
+        shard_size = self.traffic.shard_size
+        found = (each for each in self.traffic.exchanges if each.hides in hides)
+        return sum(each.times * exchange_s(each, self.fabric, shard_size=shard_size) for each in found)
 
     def micro_s(self, rank: RankWork) -> float:
         """Of a micro-batch."""

@@ -40,6 +40,9 @@ def test_runs_of_one_recipe_come_out_in_order(found: list[Line]) -> None:
     right, total = pairs(found, strict=STRICT)
     assert total > 70
     assert right >= 0.9 * total
+    right, total = pairs(found, strict=1.0)
+    assert total == 126
+    assert right >= 0.9 * total
 
 
 def test_cards_come_out_in_the_order_that_their_owners_know() -> None:

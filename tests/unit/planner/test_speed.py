@@ -181,8 +181,9 @@ def test_layers_inputs_pass_the_bus_twice():
 
 
 def test_four_bits_cost_time_per_pass_and_no_flops():
-    plain = uncalibrated(RTX_4080, LLAMA_2_7B, dataclasses.replace(LORA, checkpointing=True))
-    packed = uncalibrated(RTX_4080, LLAMA_2_7B, QLORA)
+    smooth = dataclasses.replace(CAUSES, rows=0.0)
+    plain = uncalibrated(RTX_4080, LLAMA_2_7B, dataclasses.replace(LORA, checkpointing=True), causes=smooth)
+    packed = uncalibrated(RTX_4080, LLAMA_2_7B, QLORA, causes=smooth)
     assert plain.per_token_s == packed.per_token_s
     bytes_per_s = BANDWIDTH_SHARE * RTX_4080.bandwidth_gb_s * 1e9
     assert plain.overhead_s == pytest.approx(3 * 2 * LLAMA_2_7B.num_parameters / bytes_per_s)
@@ -190,6 +191,16 @@ def test_four_bits_cost_time_per_pass_and_no_flops():
     assert packed.overhead_s - plain.overhead_s == pytest.approx(
         3 * LLAMA_2_7B.linear_weights * unpacked / bytes_per_s, rel=1e-3
     )
+
+
+def test_few_tokens_leave_rows_of_products_empty():
+    full, smooth = (
+        uncalibrated(RTX_4080, LLAMA_2_7B, LORA, causes=dataclasses.replace(CAUSES, rows=rows)) for rows in (100.0, 0.0)
+    )
+    lost_s = full.overhead_s - smooth.overhead_s
+    weights = 100 * 4 * LLAMA_2_7B.linear_weights / (CAUSES.products * RTX_4080.tflops * 1e12)
+    assert weights < lost_s < 1.2 * weights  # adapters, tiles, and what power leaves of the rate
+    assert full.per_token_s == smooth.per_token_s
 
 
 # --- steps

@@ -225,7 +225,10 @@ def sharded_s(ask: StepQuery) -> float:
     forward_s = micro_s / depth - back_s
     gather_s = ask.spent("forward-layer") / k / depth
     late_s = ask.spent("backward-layer") / k / depth
-    both_s = depth * (max(forward_s, gather_s) + max(back_s, late_s))
+    load = slowest.compute.contention
+    slower_s = load * min(forward_s, ask.travelling("forward-layer") / k / depth)
+    later_s = load * min(back_s, ask.travelling("backward-layer") / k / depth)
+    both_s = depth * (max(forward_s + slower_s, gather_s) + max(back_s + later_s, late_s))
     # the first gathering of each pass and the last exchange of gradients run alone
     alone_s = min(forward_s, gather_s) + min(back_s, late_s)
     between_s = max(0.0, ask.spent("last-backward") - depth * back_s)
