@@ -240,6 +240,20 @@ def cards(library: Library) -> Tuple[List[Dict[str, Any]], List[Dict[str, Any]]]
     return found, faults
 
 
+def uuids() -> List[str]:
+    """UUIDs of the cards in the library's order, which is that of their bus addresses; [] where it cannot be asked."""
+    try:
+        library = Library()
+    except NvmlError:
+        return []
+    try:
+        return [row["uuid"] for row in cards(library)[0] if row["uuid"]]
+    except NvmlError:
+        return []
+    finally:
+        library.close()
+
+
 NUMBERS: Dict[str, Tuple[str, Tuple[int, ...]]] = {
     "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration", ()),
     "pcie_generation_max": ("nvmlDeviceGetMaxPcieLinkGeneration", ()),

@@ -62,7 +62,7 @@ def strangers(path: str, *, is_end: bool = True) -> Strangers:
 
 def _judge(step: _Step) -> Strangers:
     place, mode = step.place, step.status.st_mode
-    is_ours = step.status.st_uid in {0, os.getuid(), *_nobodies()}
+    is_ours = step.status.st_uid in {0, os.getuid(), *nobodies()}
     if stat.S_ISLNK(mode):
         return Strangers(None if is_ours else "{} is a link that {} made".format(place, _who(step.status)), None)
     if not stat.S_ISDIR(mode):
@@ -104,7 +104,7 @@ def _way(path: str) -> Iterator[_Step]:
             here, left = Path("/"), [*leads_to.parts[1:], *left]
 
 
-def _nobodies() -> List[int]:
+def nobodies() -> List[int]:
     """In a container that maps some users only, root outside has the number of nobody."""
     try:
         is_whole = UID_MAP.read_text(encoding="ascii").split() == ["0", "0", "4294967295"]

@@ -5,7 +5,8 @@
 
 The range lies below the ports that the kernel gives to any program that asks: such a port could be given away between
 our look and the start of the ranks. A port that was handed out is claimed for `hold_s` seconds with a file in `claims`,
-because torch listens on it only seconds later, when it has been imported.
+because torch listens on it only seconds later, when it has been imported. Other users of this host see a lease for as
+long (gangline.agent.machine_leases); the host agent makes one that lasts as long as the run.
 
 Standard library only, Python >= 3.8.
 """
@@ -22,9 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Iterator
 
+from gangline.agent import machine_leases
 from gangline.agent.host_facts.interfaces import ephemeral_range
 from gangline.agent.netprobe import path as hello
 
+PORT_SLOT = "port-"
 FIRST_USER = 1000
 """The first user of a computer begins at the beginning of the range, as root does."""
 STRIDE = 37
@@ -36,15 +39,17 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
     low, high = request["range"]
     avoid, taken = set(request.get("avoid", ())), []
     ephemeral = ephemeral_range()
+    of_others = {lease.slot for lease in machine_leases.of_others(PORT_SLOT)}
     with _claims(request.get("claims"), float(request.get("hold_s", 0))) as claims:
         order = list(own_order(low, high, os.getuid()))
         for port, reuse in [*((port, False) for port in order), *((port, True) for port in order)]:
-            if port in avoid or claims.holds(port):
+            if port in avoid or claims.holds(port) or f"{PORT_SLOT}{port}" in of_others:
                 continue
             if not is_free(str(request["address"]), port, reuse=reuse):
                 taken += [] if port in taken else [port]
                 continue
-            claims.take(port)
+            if not claims.take(port):
+                continue
             exposed = ephemeral[0] <= port <= ephemeral[1]
             return {"port": port, "taken": taken, "ephemeral": ephemeral, "may_be_given_away": exposed}
     return {"port": None, "taken": taken, "ephemeral": ephemeral, "may_be_given_away": False}
@@ -109,12 +114,22 @@ class RecentPorts:
             return False
         return -self._hold_s < age < self._hold_s
 
-    def take(self, port: int) -> None:
-        """Claim it."""
-        if self._folder is not None:
-            path = self._folder / str(port)
-            path.touch(mode=0o600)
-            os.utime(path)
+    def take(self, port: int) -> bool:
+        """Claim it; False if another user of this host has claimed it at the same moment."""
+        if self._folder is None:
+            return True
+        now = time.time()
+        mine = machine_leases.publish(f"{PORT_SLOT}{port}", {"since": now, "until": now + self._hold_s})
+        if any(lease.slot == f"{PORT_SLOT}{port}" for lease in machine_leases.of_others(PORT_SLOT)):
+            if mine is not None:
+                machine_leases.withdraw(mine)
+            return False
+        if mine is not None:
+            os.close(mine.descriptor)  # until then it is not locked, and held all the same
+        path = self._folder / str(port)
+        path.touch(mode=0o600)
+        os.utime(path)
+        return True
 
 
 @contextlib.contextmanager

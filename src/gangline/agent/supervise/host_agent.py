@@ -164,6 +164,8 @@ class HostAgent:
         meet = self.part.request.get("meet")
         if not meet or 0 not in self.part.request.get("ranks", ()):
             return
+        if self.part.request.get("leases") is not None:
+            self._leases.claim_port(int(meet[1]))
         try:
             self._listener = free_ports.reserve(int(meet[1]))
         except OSError as error:
@@ -214,6 +216,7 @@ class HostAgent:
         while not self._has_ended and self.part.leaving.order != "kill" and not self.part.is_spent(self.command):
             self._pause(TICK_S)
             self.part.look(self.command, signal_order=self.signal_order)
+            self._leases.note([processes.this_process(), self.command, *self.part.ranks.processes.values()])
             if self._listener is not None and self.part.has_met:
                 self._listener.close()
                 self._listener = None

@@ -5,7 +5,12 @@ anything starts, and what it starts inherits the locks: they are free once the l
 file tells who holds it. Host agents of one run may share a slot (several ranks on one GPU), also one that rests and one
 that serves the next attempt (gangline.agent.supervise.warm_pool).
 
-GPUs are claimed by their UUID, for all runs of this user on this host. CPU slots are counted per work folder and host.
+GPUs are claimed by their UUID, for all runs of this user on this host. CPU slots are counted per work folder and host:
+a host's `slots` is the wish of its user, also where it is more than the host has cores.
+
+The same slots are claimed once more where all users of the host see it (gangline.agent.machine_leases). There a GPU has
+one user. CPU slots of several users count against the cores of the host: a claim is refused where other users have some
+and all together would be more than there are cores, for then one user's wish slows down another's run.
 
 While a start copies and tokenises, the verb `reserve` holds the slots for it, until the file `released` is there, or
 the controller is gone:
@@ -25,7 +30,11 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from gangline.agent import machine_leases
+from gangline.agent.host_facts import nvidia
 from gangline.agent.host_files import as_record, read_text
+from gangline.agent.machine_leases import Lease, Mine
+from gangline.agent.netprobe.free_ports import PORT_SLOT
 from gangline.agent.supervise import processes
 from gangline.agent.verbs import VerbFailed
 
@@ -36,6 +45,10 @@ CLAIM_S = 20.0
 DRIVER = Path("/proc/driver/nvidia/gpus")
 UNFIT = re.compile(r"[^A-Za-z0-9-]")
 """What a file of ours is not called by."""
+CPU_SLOT = "cpu"
+"""What every CPU slot is called where all users see it: there they are counted."""
+NAMED_PROCESSES = 100
+"""As many as a lease has room for."""
 
 
 class Taken(VerbFailed):
@@ -53,19 +66,72 @@ class Taken(VerbFailed):
         self.holder = holder
 
 
+class TakenByUser(VerbFailed):
+    """Slots or a port are held by another user of this host."""
+
+    def __init__(self, what: str, lease: Lease) -> None:
+        super().__init__(
+            f"{what} in use by {lease.whose}",
+            f"{lease.user} has held it {lease.seen}",
+            f"wait for it, or ask {lease.user}: only that user and root can end it",
+        )
+
+
 class Leases:
     """The leases of one host agent."""
 
     def __init__(self) -> None:
-        self.descriptors: List[int] = []
         self.slots: List[str] = []
+        self._descriptors: List[int] = []
         self._folder: Optional[Path] = None
+        self._of_machine: List[Mine] = []
+        self._record: Dict[str, Any] = {}
+        """What those say."""
+
+    @property
+    def descriptors(self) -> List[int]:
+        """What a process has to inherit for the leases to last as long as it runs."""
+        return [*self._descriptors, *(mine.descriptor for mine in self._of_machine)]
 
     def claim(self, request: Mapping[str, Any]) -> None:
-        """Take the slots of a host's request; raises Taken, and then none is held, or OSError."""
+        """Take the slots of a host's request; raises Taken or TakenByUser, and then none is held, or OSError."""
         if request.get("leases") is None:
-            return None
+            return
         gpus = _gpus(request)
+        self._claim_of_user(gpus, request)
+        machine_leases.sweep()
+        self._record = _claim_of_machine(request)
+        slots = self.slots if gpus else [CPU_SLOT] * len(self.slots)
+
+        def against() -> List[Lease]:
+            return _against_gpus(slots) if gpus else _against_cpus(len(slots), request)
+
+        self._of_machine, taken = machine_leases.take(slots, self._record, against=against)
+        if taken:
+            self.end()
+            raise TakenByUser(_named(taken, wanted=len(slots)), taken[0])
+
+    def claim_port(self, port: int) -> None:
+        """Take the port where the gang is to meet; raises TakenByUser."""
+        slot = f"{PORT_SLOT}{port}"
+        mine, taken = machine_leases.take([slot], self._record, against=lambda: _others(slot))
+        self._of_machine += mine
+        if taken:
+            raise TakenByUser(f"port {port} is", taken[0])
+
+    def note(self, running: Sequence[processes.Process]) -> None:
+        """Say which processes hold them, as long as those run, though they may not have inherited them."""
+        named = [[process.pid, process.start_ticks] for process in running[:NAMED_PROCESSES]]
+        if self._of_machine and named != self._record.get("processes"):
+            self._rewrite(processes=named)
+
+    def _rewrite(self, **changes: Any) -> None:
+        self._record.update(changes)
+        for mine in self._of_machine:
+            with contextlib.suppress(OSError):  # the folder of all users is full: its lock still holds
+                machine_leases.write(mine, self._record)
+
+    def _claim_of_user(self, gpus: Sequence[str], request: Mapping[str, Any]) -> None:
         own = Path(request["leases"])
         if not gpus:
             return self._claim_in(own, gpus, request)
@@ -109,7 +175,7 @@ class Leases:
             return holder
         elif holder.get("folder") == request["folder"]:  # it was reserved for this very part
             _write(descriptor, _claim(request))
-        self.descriptors.append(descriptor)
+        self._descriptors.append(descriptor)
         self.slots.append(slot)
         return None
 
@@ -118,22 +184,26 @@ class Leases:
         if self._folder is None:
             return
         with _one_at_a_time(self._folder):
-            for descriptor in self.descriptors:
+            for descriptor in self._descriptors:
                 _write(descriptor, dict(_claim(request), tag=tag))
+        self._rewrite(attempt=request["attempt"], host=request["host"])
 
     def end(self) -> None:
         """Say that nothing of the run is left here, and let go. A slot that a brother host agent shares stays his."""
-        for descriptor in self.descriptors:
+        for descriptor in self._descriptors:
             with contextlib.suppress(OSError):
                 if _lock(descriptor, fcntl.LOCK_EX):
                     os.ftruncate(descriptor, 0)
+        for mine in self._of_machine:
+            machine_leases.withdraw(mine)
+        self._of_machine = []
         self.let_go()
 
     def let_go(self) -> None:
         """Close them all."""
         for descriptor in self.descriptors:
             os.close(descriptor)
-        self.descriptors, self.slots = [], []
+        self._descriptors, self._of_machine, self.slots = [], [], []
 
 
 RESERVE_POLL_S = 0.05
@@ -178,6 +248,7 @@ def forget(request: Mapping[str, Any]) -> None:
             for _, descriptor in _own(folder, request):
                 if _lock(descriptor, fcntl.LOCK_EX):
                     os.ftruncate(descriptor, 0)
+    machine_leases.sweep()
 
 
 def _folders(request: Mapping[str, Any]) -> List[Path]:
@@ -213,7 +284,7 @@ def _uuids() -> List[str]:
     for path in sorted(DRIVER.glob("*/information")):
         rows = [line.partition(":") for line in (read_text(path) or "").splitlines()]
         found += [value.strip() for name, _, value in rows if name.strip() == "GPU UUID"]
-    return found
+    return found if DRIVER.is_dir() else nvidia.uuids()
 
 
 def _visible(words: Optional[str], uuids: List[str]) -> List[str]:
@@ -249,6 +320,40 @@ def _is_brother(slot: str, holder: Mapping[str, Any], request: Mapping[str, Any]
     if holder.get("attempt") == request["attempt"]:
         return True
     return slot.startswith("gpu-") and bool(holder.get("rests")) and bool(request.get("warm_pool"))
+
+
+def _others(slot: str) -> List[Lease]:
+    return [lease for lease in machine_leases.of_others(slot) if lease.slot == slot]
+
+
+def _against_gpus(slots: Sequence[str]) -> List[Lease]:
+    return [lease for lease in machine_leases.of_others("gpu-") if lease.slot in slots]
+
+
+def _against_cpus(wanted: int, request: Mapping[str, Any]) -> List[Lease]:
+    """CPU slots of other users, if there are any and all together would be more than there are cores."""
+    this_part = (request["run_id"], request["attempt"], request["host"])  # with what was reserved for it
+    all_of_them = [lease for lease in machine_leases.held(CPU_SLOT) if lease.slot == CPU_SLOT]
+    others = [lease for lease in all_of_them if not lease.is_own]
+    own = [lease for lease in all_of_them if lease.is_own and (lease.run, lease.attempt, lease.host) != this_part]
+    return others if wanted + len(own) + len(others) > (os.cpu_count() or 1) else []
+
+
+def _named(taken: Sequence[Lease], *, wanted: int) -> str:
+    """The slots of other users that are in the way, with the verb."""
+    slot = taken[0].slot
+    if slot == CPU_SLOT:
+        are = "is" if len(taken) == 1 else "are"
+        return f"{wanted} CPU slots do not fit beside others: {len(taken)} of {os.cpu_count()} cores {are}"
+    numbers = {"gpu-" + UNFIT.sub("_", uuid): number for number, uuid in enumerate(_uuids())}
+    return f"GPU {numbers[slot]} ({slot[4:]}) is" if slot in numbers else f"{slot} is"
+
+
+def _claim_of_machine(request: Mapping[str, Any]) -> Dict[str, Any]:
+    """What other users may read: no paths."""
+    me = processes.this_process()
+    names = {"run": request["run_id"], "attempt": request["attempt"], "host": request["host"]}
+    return dict(names, since=time.time(), processes=[[me.pid, me.start_ticks]])
 
 
 def _claim(request: Mapping[str, Any]) -> Dict[str, Any]:

@@ -105,9 +105,9 @@ def become_subreaper() -> None:
 
 
 def send(process: Process, number: int) -> None:
-    """Send a signal, unless the process is gone."""
+    """Send a signal, unless the process is gone, or another user's: the kernel refuses that."""
     if is_alive(process.pid, process.start_ticks):
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, number)
 
 
