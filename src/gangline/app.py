@@ -13,7 +13,9 @@ start     a detached supervisor, on the head if it can; the terminal that follow
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,11 @@ from gangline.context import (
     load,
     load_cluster,
     reached,
+    read_cluster,
     starting,
 )
 from gangline.control.equip import claim, equip, preview, slots_held
+from gangline.control.slurm_job import SlurmRecord, must_submit, submit
 from gangline.control.start import (
     bring_inputs,
     carry_on,
@@ -53,7 +57,7 @@ from gangline.control.user_command import (
     require_resumable,
     start_command,
 )
-from gangline.decide.decide import Decision, decide
+from gangline.decide.decide import Decision, decide, sized
 from gangline.decide.forecast import require_startable
 from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
 from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
@@ -66,6 +70,7 @@ from gangline.runs.checkpoints import choose
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout, new_id
+from gangline.runs.record_versions import load_record
 from gangline.runs.registry import find_run, run_ids
 from gangline.runs.state import ProcessId, RunState
 from gangline.supervise.lock import prepare_lock
@@ -74,8 +79,15 @@ from gangline.supervise.lock import prepare_lock
 
 
 def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -> RunLayout:
-    """Start a run and return once its gang has been started; raises GanglineError, and then nothing runs."""
+    """Start a run and return once its gang has been started; raises GanglineError, and then nothing runs.
+
+    On a Slurm cluster it returns once the run waits in the queue.
+    """
     job, cluster = load(start)
+    if must_submit(cluster, deps.variables):
+        context = Context(transports={}, home=start.home, console=console, deps=deps)
+        sized(job, context)  # what is wrong with rows is told before a day in the queue
+        return _submitted(job.name, cluster, context, {"job": job.to_json()}, force=start.force)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = _startable(job, cluster, context, force=start.force)
         claim(cluster, context)
@@ -84,11 +96,62 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
             _new_run(job.name, cluster, context, decision.documents()) as layout,
             slots_held(to_hold(decision.inspection, decision.plan.gang(layout.run_id, 1), context, program), context),
         ):
-            ready = equip(decision.inspection, context, job=decision.job)
-            plan, ready = bring_inputs(layout, decision, ready, context)
-            gang = plan.gang(layout.run_id, 1)
-            start_attempt(layout, ready, gang, context, program=program)
+            _first_attempt(layout, decision, context)
     return layout
+
+
+def _first_attempt(layout: RunLayout, decision: Decision, context: Context) -> None:
+    ready = equip(decision.inspection, context, job=decision.job)
+    plan, ready = bring_inputs(layout, decision, ready, context)
+    start_attempt(layout, ready, plan.gang(layout.run_id, 1), context, program=worker_program(decision.job))
+
+
+def _submitted(
+    name: str, cluster: Cluster, context: Context, documents: Mapping[str, Any], *, force: bool = False
+) -> RunLayout:
+    """A new run in the queue of Slurm; its folder goes where Slurm refuses it."""
+    claim(cluster, context)
+    layout = create_folder(context.home)
+    try:
+        write_documents(layout, {**documents, "cluster": cluster.to_json()})
+        state = RunState(name=name, phase="queued")
+        number = submit(layout, cluster, state, force=force, secrets=context.secrets)
+    except BaseException:
+        shutil.rmtree(layout.folder, ignore_errors=True)
+        raise
+    context.console.report(f"run {layout.run_id} is job {number} of Slurm")
+    return layout
+
+
+def begin(layout: RunLayout, console: Console, deps: Dependencies) -> None:
+    """Start the next attempt of a submitted run, in the allocation around us; raises GanglineError."""
+    state, record = RunState.load(layout), load_record(layout.slurm, SlurmRecord)
+    cluster, force = record.cluster, record.force
+    if state.attempt > 1 or layout.request(1).exists():
+        # what ran before has ended with its allocation, also where the job kept its number
+        over = replace(deps, is_over=lambda _cluster: True)
+        with prepare_lock(layout), open_run(layout.run_id, home=layout.root, deps=over) as run:
+            ended = resumable(run, deps)
+            with starting(cluster, home=layout.root, console=console, deps=deps) as (cluster, context):
+                _next_attempt(run, ended, cluster, context, force=force)
+        return
+    state = replace(state, phase="preparing", supervisor=ProcessId.current())
+    command = CommandRecord.of(layout)
+    with (
+        prepare_lock(layout),
+        preparing(layout, state),
+        starting(cluster, home=layout.root, console=console, deps=deps) as (cluster, context),
+    ):
+        if command is not None:
+            inspection = _inspected(cluster, context)
+            claim(cluster, context)
+            write_documents(layout, {**inspection.documents(), "cluster": cluster.to_json()})
+            start_command(layout, command, equip(inspection, context), 1, context)
+            return
+        decision = _startable(Job.load(layout.job), cluster, context, force=force)
+        claim(cluster, context)
+        write_documents(layout, {**decision.documents(), "cluster": cluster.to_json()})
+        _first_attempt(layout, decision, context)
 
 
 def run(
@@ -99,6 +162,9 @@ def run(
     record: as it is before the folder is copied.
     """
     cluster = load_cluster(cluster_path, home)
+    if must_submit(cluster, deps.variables):
+        context = Context(transports={}, home=home, console=console, deps=deps)
+        return _submitted(record.name, cluster, context, {"command": record.to_json()})
     with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
         inspection = _inspected(cluster, context)
         claim(cluster, context)
@@ -142,16 +208,29 @@ def resume(
     DataError or ModelError where what it reads has changed.
     """
     layout = find_run(home, prefix)
+    wanted = read_cluster(layout) if cluster_path is None else load_cluster(cluster_path, home)
+    if must_submit(wanted, deps.variables):
+        with prepare_lock(layout), open_run(layout.run_id, home=home, deps=deps) as run:
+            ended = resumable(run, deps)
+            context = Context(transports={}, home=home, console=console, deps=deps)
+            state = replace(ended, phase="queued", supervisor=None, error=None)
+            number = submit(layout, wanted, state, force=force, secrets=context.secrets)
+        console.report(f"run {layout.run_id} continues as job {number} of Slurm")
+        return layout
     with (
         prepare_lock(layout),
         _ended_run(layout.run_id, home, cluster_path, console, deps) as (run, ended, (cluster, context)),
     ):
-        if (record := CommandRecord.of(layout)) is not None:
-            _resume_command(run, ended, record, cluster, context)
-        else:
-            _resume_job(run, ended, cluster, context, force=force)
+        _next_attempt(run, ended, cluster, context, force=force)
     console.report(f"run {layout.run_id} resumed, attempt {ended.attempt + 1}")
     return layout
+
+
+def _next_attempt(run: RunHandle, ended: RunState, cluster: Cluster, context: Context, *, force: bool) -> None:
+    if (record := CommandRecord.of(run.layout)) is not None:
+        _resume_command(run, ended, record, cluster, context)
+    else:
+        _resume_job(run, ended, cluster, context, force=force)
 
 
 @contextlib.contextmanager

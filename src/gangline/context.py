@@ -18,11 +18,13 @@ from gangline.launch.poll import free_port
 from gangline.provision.ask import AskLook, ask_look
 from gangline.provision.console import Console
 from gangline.provision.environment import wrapped
-from gangline.runs.cluster import Cluster, Host
+from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, in_allocation
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
-from gangline.runs.state import StopOrder
+from gangline.runs.state import ProcessId, StopOrder
+from gangline.runs.training_environment import training_python
+from gangline.supervise.allocation import is_over, prepares
 from gangline.supervise.detached import (
     cannot_supervise,
     is_alive,
@@ -54,6 +56,8 @@ class Dependencies:
     unfinished: Callable[[RunLayout, Transport | None], tuple[str, ...]] = unfinished
     stop_run: Callable[[RunLayout, StopOrder, Transport | None], None] = stop_run
     leave_run: Callable[[RunLayout, Sequence[str], Transport | None], None] = leave_run
+    is_over: Callable[[Cluster], bool] = is_over
+    prepares: Callable[[RunLayout, ProcessId], bool] = prepares
     free_port: Callable[..., int] = free_port
     ask_look: AskLook = ask_look
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -139,9 +143,11 @@ def cluster_file(named: Path | None) -> Path | None:
 
 
 def load_cluster(path: Path | None, home: Path) -> Cluster:
-    """The cluster of a file; None: this computer."""
+    """The cluster of a file; None: this computer, or the allocation of Slurm that we are in."""
     from gangline.config.load import load_cluster as from_file
 
+    if path is None and IN_ALLOCATION in os.environ:
+        return in_allocation(python=training_python(home))
     return from_file(path, home=home, backends=BACKENDS)
 
 
@@ -158,7 +164,11 @@ def reach(cluster: Cluster, deps: Dependencies) -> Iterator[Transports]:
 
 @contextlib.contextmanager
 def reached(cluster: Cluster, *, home: Path, console: Console, deps: Dependencies) -> Iterator[tuple[Cluster, Context]]:
-    """The cluster with absolute folders on each host, and the context for the steps."""
+    """The cluster with absolute folders on each host, and the context for the steps. Raises UsageError for a Slurm
+    cluster outside of an allocation: it has no hosts yet.
+    """
+    if not cluster.hosts:
+        cluster = deps.backend(cluster.backend).hosts(cluster, deps.variables)
     with reach(cluster, deps) as transports:
         context = Context(transports=transports, home=home, console=console, deps=deps)
         if broken := backend(cluster.backend).promises.broken():

@@ -137,8 +137,21 @@ def print_started(layout: RunLayout, *, follow: bool, from_start: bool = True) -
         # what leads runs costs 0.2 s, which verbs that only print do not pay
         from gangline.control.supervision import open_run
 
+        follow_through_queue(layout)
         with open_run(layout.run_id, home=layout.root) as run:
             follow_to_the_end(run.view(), from_start=from_start)
+
+
+def follow_through_queue(layout: RunLayout) -> None:
+    """Where a run waits for Slurm, tell how it stands until it has begun; raises RunFailed where it never does."""
+    from gangline.control.slurm_job import wait_until_begun
+
+    run_id = layout.run_id
+    try:
+        wait_until_begun(layout, Terminal())
+    except KeyboardInterrupt as interrupt:
+        sys.stderr.write(f"left {run_id}; Slurm keeps it. gangline attach {run_id} · gangline stop {run_id}\n")
+        raise SystemExit(exit_code_of(interrupt)) from None
 
 
 def follow_to_the_end(view: View, *, from_start: bool = True) -> None:

@@ -72,6 +72,7 @@ def _row(run: RunListing) -> dict[str, Any]:
         "phase": _phase(run),
         "damage": run.damage.to_json() if run.damage is not None else None,
         "silent": record.silent,
+        "waits": run.waits,
         "finished_early": record.phase == "finished" and last.get("step", 0) < (last.get("steps") or 0),
         "quiet_since": state.quiet_since if state and record.phase == "running" else None,
         "attempt": state.attempt if state else None,
@@ -108,6 +109,8 @@ def _phase_text(phase: str, row: dict[str, Any], now: datetime) -> str:
     """The phase, and what makes it doubtful or other than usual."""
     if row["silent"]:
         return f"{phase}? ({row['silent']})"
+    if row["waits"]:
+        return f"{phase} ({row['waits']})"
     if row["quiet_since"] is not None:
         return f"{phase} (quiet for {age(str(row['quiet_since']), now=now).removesuffix(' ago')})"
     return "finished early" if row["finished_early"] else phase

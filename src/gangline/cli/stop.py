@@ -12,11 +12,12 @@ from gangline.cli.options import RunId
 from gangline.cli.output import Terminal, print_data
 from gangline.context import default_home
 from gangline.control.end import rehearse_stop, stop
+from gangline.control.slurm_job import cancel_waiting, require_gone
 from gangline.control.supervision import RunHandle, open_run
 from gangline.errors import HostUnreachable, UsageError
 from gangline.report.follow import NO_SUPERVISOR, Patience, raise_failure, read_board
 from gangline.report.text_table import in_words
-from gangline.runs.registry import RunRecord
+from gangline.runs.registry import RunRecord, find_run
 
 SILENCE_S = 30.0
 """How long the supervisor's host may be silent during the wait."""
@@ -47,6 +48,11 @@ def command(
             seen="when a host leaves, the run saves first and continues from that checkpoint",
             fix="leave out one of them",
         )
+    layout = find_run(default_home(), run)
+    if not (dry_run or hosts) and cancel_waiting(layout):
+        require_gone(layout, Terminal())
+        print_data([f"{layout.run_id} stopped"])
+        return
     with open_run(run, home=default_home()) as opened:
         if dry_run:
             print_data(rehearse_stop(opened, now=now, hosts=hosts))
@@ -62,6 +68,8 @@ def command(
                     until=lambda record: record.ended,
                 )
         record = opened.record()
+    if record.ended:
+        require_gone(layout, Terminal())
     without = f" without {in_words(hosts)}" if hosts and not record.ended else ""
     print_data([f"{record.id} {record.phase}{without}"])
     if record.phase == "lost" or (hosts and record.ended):

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from gangline.config.cluster_model import ClusterWords
-from gangline.config.host_file import Surroundings, address_of, refuse_parents, resolve_environment, resolve_host
+from gangline.config.host_file import (
+    Surroundings,
+    address_of,
+    refuse_parents,
+    resolve_environment,
+    resolve_host,
+    resolve_slurm,
+)
 from gangline.config.mistakes import listed, nearest, printable, quote
 from gangline.config.validate import Checked
 from gangline.plugins import Table
@@ -33,6 +40,8 @@ def resolve_cluster(
     environment = resolve_environment(checked, ("environment",), given, folder=folder) if given else None
     around = Surroundings(folder=folder, home=home, environment=environment)
     hosts = tuple(resolve_host(checked, index, around=around) for index in range(len(words.hosts)))
+    slurm = resolve_slurm(checked, around=around) if words.slurm else None
+    _check_source(checked)
     if complete and checked.document.named_keys:
         _check_addresses(checked, hosts)
     elif complete:
@@ -52,7 +61,8 @@ def resolve_cluster(
         shared=tuple(words.shared),
         ports=ports,
         supervisor=words.supervisor,
-        backend=words.backend,
+        backend=_backend(words),
+        slurm=slurm,
         acknowledged=tuple(words.acknowledged),
     )
 
@@ -71,8 +81,38 @@ def _ports(checked: Checked[ClusterWords]) -> tuple[int, int] | None:
     return low, high
 
 
+def _backend(words: ClusterWords) -> str:
+    return words.backend or ("slurm" if words.slurm else "direct")
+
+
+def _check_source(checked: Checked[ClusterWords]) -> None:
+    """Hosts come from the file or from Slurm."""
+    words = checked.words
+    if words.slurm and words.hosts:
+        checked.report(
+            ("slurm",),
+            seen="hosts and slurm",
+            expected="one of both: an allocation of Slurm gives the hosts",
+            fix="delete one of the keys; two clusters are two files",
+        )
+    elif words.slurm and _backend(words) != "slurm":
+        checked.report(
+            ("backend",),
+            seen=quote(_backend(words)),
+            expected="slurm, because the key `slurm` asks for an allocation",
+            fix="delete the line",
+        )
+    elif not words.slurm and not words.hosts and not (checked.is_faulty("hosts") or checked.is_faulty("slurm")):
+        checked.report(
+            ("hosts",),
+            seen="an empty list" if "hosts" in checked.document.values else "this key is missing",
+            expected="a list of hosts, or the key `slurm`",
+            fix="write, for example, `hosts: [{name: my-pc, transport: local}]`",
+        )
+
+
 def _check_backend(checked: Checked[ClusterWords], backends: Table[Any] | None) -> None:
-    name = checked.words.backend
+    name = _backend(checked.words)
     if backends is None or name in backends or checked.is_faulty("backend"):
         return
     close = nearest(name, backends)

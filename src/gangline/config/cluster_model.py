@@ -15,6 +15,11 @@ from gangline.config.fields import (
     LOADABLE,
     PORTS,
     ROOT_PATH,
+    SLURM_GPUS,
+    SLURM_MEMORY,
+    SLURM_OPTION,
+    SLURM_TIME,
+    SLURM_WORD,
     Count,
     Name,
     NotNegative,
@@ -113,6 +118,53 @@ class HostWords(Section):
     """Environment variables of the ranks here. Never a secret: this file is copied into the run."""
 
 
+SlurmName = Annotated[str, Field(pattern=SLURM_WORD)]
+
+
+class SlurmWords(Section):
+    """The allocation of a Slurm cluster that every run asks for."""
+
+    nodes: Count = 1
+    """Nodes of one run."""
+    partition: SlurmName | None = None
+    """Left out: the site's default, here and below."""
+    account: SlurmName | None = None
+    """What the time is charged to."""
+    qos: SlurmName | None = None
+    """Quality of service."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | Annotated[str, Field(pattern=SLURM_GPUS)] | None = None
+    """GPUs of each node, with or without their type: 4, or a100:4. Left out: none, and the processors train."""
+    gpus_by: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+    """How this site wants GPUs to be asked for: `--gpus-per-node=4`, or `--gres=gpu:4`."""
+    cpus_per_node: Count | None = None
+    """Cores of each node."""
+    memory: Annotated[str, Field(pattern=SLURM_MEMORY)] | Annotated[int, Field(ge=0)] | None = None
+    """Memory of each node, such as 64G; 0: all of it."""
+    constraint: SlurmName | None = None
+    """Features that nodes must have."""
+    exclude: SlurmName | None = None
+    """Nodes that are not to be used."""
+    time: Annotated[str, Field(pattern=SLURM_TIME)] | Annotated[int, Field(ge=1)] | None = None
+    """Time limit of one allocation, such as 04:00:00. A run that takes longer saves in time, is requeued, and
+    continues."""
+    save_before: Annotated[int, Field(ge=10, le=86_400)] = 120
+    """How many seconds before the limit a run begins to save."""
+    ask_every: Annotated[int, Field(ge=1, le=3600)] = 15
+    """How often Slurm is asked about a waiting job at most, in seconds."""
+    slots: Count = 1
+    """Ranks per node, where no GPUs are asked for."""
+    workdir: Annotated[str, Field(pattern=HOST_PATH)] = "~/gangline"
+    """Folder in which every node has a folder of its own for all that gangline writes there."""
+    env: dict[Text, str | int | float | bool] = Field(default={})
+    """Environment variables of the ranks. Never a secret: this file is copied into the run."""
+    setup: Annotated[list[Text], OneOrMore(), Field(examples=[["module load python/3.12"]])] = Field(default=[])
+    """Lines of the batch script before gangline starts."""
+    options: Annotated[
+        list[Annotated[str, Field(pattern=SLURM_OPTION)]], OneOrMore(), Field(examples=[["--reservation=course"]])
+    ] = Field(default=[])
+    """More options of sbatch, as they are."""
+
+
 class ClusterWords(Section):
     """The machines of a run."""
 
@@ -120,9 +172,11 @@ class ClusterWords(Section):
     """What the cluster is called; left out: the name of the file."""
     hosts: Annotated[
         list[Annotated[HostWords, Shorthand("name")]],
-        Field(min_length=1, examples=[[{"name": "my-pc", "transport": "local"}]]),
-    ]
-    """The hosts; the first is the head, which has rank 0."""
+        Field(examples=[[{"name": "my-pc", "transport": "local"}]]),
+    ] = Field(default=[])
+    """The hosts; the first is the head, which has rank 0. Left out with `slurm`, whose allocations give them."""
+    slurm: SlurmWords | None = None
+    """A Slurm cluster in place of `hosts`: `gangline train` submits a job, whose nodes are the hosts."""
     environment: Annotated[
         Annotated[EnvironmentWords, Shorthand("kind")] | None, Field(json_schema_extra={"x-fix": KIND_FIX})
     ] = None
@@ -139,9 +193,9 @@ class ClusterWords(Section):
     supervisor: Literal["auto", "head", "here"] = "auto"
     """Where the supervisor of a run lives: on the head, or on this computer. `auto`: on the head, if it
     reaches the other hosts by ssh."""
-    backend: Annotated[Name, Field(examples=["direct", "mpirun"])] = "direct"
-    """What starts gangline on the hosts. `direct`: one ssh connection per host. `mpirun`: one OpenMPI `mpirun` on the
-    head. Other packages may add more."""
+    backend: Annotated[Name, Field(examples=["direct", "mpirun"])] | None = None
+    """What starts gangline on the hosts: `direct`, `mpirun`, `slurm`, or one of another package. Left out: `direct`, or
+    `slurm` with the key `slurm`."""
     acknowledged: Annotated[
         list[Annotated[str, Field(pattern=FINDING, json_schema_extra={"x-fix": FINDING_FIX})]],
         OneOrMore(),

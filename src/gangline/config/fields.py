@@ -36,6 +36,12 @@ PORTS = r"^[1-9][0-9]{2,4}-[1-9][0-9]{2,4}$"
 PLUGIN = r"^[A-Za-z][A-Za-z0-9_.-]{0,62}$"
 DURATION = f"^{A_DURATION.pattern}$"
 
+SLURM_WORD = r"^[A-Za-z0-9_][A-Za-z0-9_.,:@\[\]&|*-]*$"
+SLURM_GPUS = r"^([A-Za-z0-9_.-]+:)?[1-9][0-9]{0,3}$"
+SLURM_TIME = r"^([0-9]+-)?[0-9]{1,6}(:[0-9]{1,2}){0,2}$"
+SLURM_MEMORY = r"^[0-9]+[KMGT]?$"
+SLURM_OPTION = r"^--[a-z][a-z-]*(=[^\n\x00]*)?$"
+
 SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)($|_)|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
 """Names of variables whose values belong in no file and in no message."""
 
@@ -55,6 +61,11 @@ PATTERNS = {
     FINDING: "the id of a finding, such as E-SEC-04",
     PORTS: "a range of ports, such as 29500-29599",
     PLUGIN: "the name of a plug-in",
+    SLURM_WORD: "a name as Slurm has it",
+    SLURM_GPUS: "a number of GPUs per node, such as 4, or a type and a number, such as a100:4",
+    SLURM_TIME: "a time as Slurm writes it, such as 04:00:00, 1-12:00:00 or 90 (minutes)",
+    SLURM_MEMORY: "an amount as Slurm writes it, such as 64G, or 0 for all of it",
+    SLURM_OPTION: "an option of sbatch, such as --reservation=maintenance",
     DURATION: "a time with its unit, such as 30s, 5m or 2h",
 }
 """What a pattern means, for messages and for the reference."""

@@ -9,6 +9,7 @@ import ipaddress
 import re
 import shutil
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from gangline.config.cluster_model import ClusterWords, EnvironmentWords, HostWo
 from gangline.config.fields import HOST_PATH, HOST_PROGRAM, PATTERNS, SECRET
 from gangline.config.mistakes import KeyPath, absolute, listed, quote, what_is_there, what_was_meant
 from gangline.config.validate import Checked
-from gangline.runs.cluster import Environment, Host
+from gangline.runs.cluster import Environment, Host, SlurmRequest
 from gangline.runs.training_environment import training_python
 
 # Where the Python of a host comes from: from the words to `Environment`, and the Python behind it.
@@ -194,7 +195,7 @@ def resolve_host(checked: Checked[ClusterWords], index: int, *, around: Surround
         slots=words.slots,
         share=None if words.share is None else float(words.share),
         gpu=gpu,
-        env={**(HIDDEN if gpu == {} else {}), **_env(checked, index, words)},
+        env={**(HIDDEN if gpu == {} else {}), **_env(checked, ("hosts", index), words.env)},
     )
 
 
@@ -340,10 +341,10 @@ def _is_whole(host_key: str) -> bool:
     return not blob and len(fields) > 1 and fields[0] == kind.encode()
 
 
-def _env(checked: Checked[ClusterWords], index: int, words: HostWords) -> dict[str, str]:
+def _env(checked: Checked[ClusterWords], key: KeyPath, words: Mapping[str, str | int | float | bool]) -> dict[str, str]:
     env: dict[str, str] = {}
-    for name, value in words.env.items():
-        path: KeyPath = ("hosts", index, "env", name)
+    for name, value in words.items():
+        path: KeyPath = (*key, "env", name)
         env[name] = value if isinstance(value, str) else checked.document.texts.get(path, str(value))
         if not _VARIABLE.fullmatch(name):
             checked.report(
@@ -369,3 +370,44 @@ def _env(checked: Checked[ClusterWords], index: int, words: HostWords) -> dict[s
         elif "\0" in env[name]:
             checked.report(path, seen="a zero character", expected="text", fix="delete the character")
     return env
+
+
+# The nodes of a Slurm cluster, which are not known before there is an allocation.
+
+
+def resolve_slurm(checked: Checked[ClusterWords], *, around: Surroundings) -> SlurmRequest:
+    """What the words ask of Slurm; mistakes are recorded.
+
+    Without an environment, nodes use the Python of this computer: a login host and its nodes share folders.
+    """
+    words, key = checked.words.slurm, ("slurm",)
+    assert words is not None
+    environment = around.environment or Environment()
+    refuse_parents(checked, (*key, "workdir"), words.workdir)
+    python = ""
+    if environment.kind == "own":
+        python = environment.path or training_python(around.home)
+    elif environment.kind in {"modules", "apptainer"}:
+        python = (checked.words.environment and checked.words.environment.python) or INSIDE
+    return SlurmRequest(
+        nodes=words.nodes,
+        partition=words.partition,
+        account=words.account,
+        qos=words.qos,
+        gpus_per_node=None if words.gpus_per_node is None else str(words.gpus_per_node),
+        cpus_per_node=words.cpus_per_node,
+        memory=None if words.memory is None else str(words.memory),
+        constraint=words.constraint,
+        time=None if words.time is None else str(words.time),
+        exclude=words.exclude,
+        dialect=words.gpus_by,
+        options=tuple(words.options),
+        setup=tuple(words.setup),
+        notice_s=words.save_before,
+        poll_s=words.ask_every,
+        slots=words.slots,
+        workdir=words.workdir,
+        python=python,
+        environment=environment,
+        env=_env(checked, key, words.env),
+    )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.context import REAL, Dependencies
+from gangline.control.slurm_job import SlurmRecord, job_of
 from gangline.control.supervision import SupervisorRecord, open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostKeyRefused, RecordError, UsageError
@@ -39,6 +40,8 @@ class RunListing:
     """The last written step, where it is known."""
     damage: RecordError | None = None
     """The first record of it that cannot be used."""
+    waits: str | None = None
+    """Why it waits in the queue of Slurm, in Slurm's word."""
 
 
 def list_runs(home: Path, *, deps: Dependencies = REAL) -> list[RunListing]:
@@ -54,6 +57,8 @@ def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
     damage = first_damage(layout, attempt=here.state.attempt if here.state else None)
     if damage is not None:
         return RunListing(record=here, last=None, damage=damage)
+    if here.phase == "queued":
+        return RunListing(record=here, last=None, waits=_why_it_waits(layout))
     known = _remembered(layout, here)
     if known is not None:
         return RunListing(record=here, last=known)
@@ -77,9 +82,18 @@ def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
     return RunListing(record=record, last=last)
 
 
+def _why_it_waits(layout: RunLayout) -> str | None:
+    try:
+        job = job_of(layout)
+    except GanglineError as error:
+        return error.what
+    return None if job is None else job.reason or job.state
+
+
 def _in_doubt(layout: RunLayout, here: RunRecord) -> RunRecord:
     """The state of a run whose hosts cannot be asked: a supervisor on another host does not count as lost."""
-    return here if SupervisorRecord.load(layout).host is not None else read_record(layout)
+    is_elsewhere = SupervisorRecord.load(layout).host is not None or layout.slurm.exists()
+    return here if is_elsewhere else read_record(layout)
 
 
 def _remembered(layout: RunLayout, here: RunRecord) -> dict[str, Any] | None:
@@ -104,6 +118,7 @@ OF_RUN: tuple[tuple[Callable[[RunLayout], Path], Any], ...] = (
     (lambda layout: layout.chosen_networks, dict),
     (lambda layout: layout.comparison, Comparison),
     (lambda layout: layout.last_step, dict),
+    (lambda layout: layout.slurm, SlurmRecord),
     (lambda layout: layout.order, dict),
     (lambda layout: layout.leave, dict),
 )

@@ -353,7 +353,7 @@ def resumable(run: RunHandle, deps: Dependencies) -> RunState:
         raise CheckpointError(
             f"{name} cannot be resumed", seen=f"{layout.state}: {error}", fix="start a new run: gangline train"
         ) from error
-    if record.phase == "preparing" or deps.is_alive(run.records, run.supervisor_host):
+    if record.phase == "preparing" or (not run.is_over and deps.is_alive(run.records, run.supervisor_host)):
         raise UsageError(
             f"{name} is running",
             seen=f"expected a run that has ended, found one that is {state.phase}",

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 from gangline.context import REAL, Context, Dependencies, Transports, reach, read_cluster
-from gangline.errors import HostKeyRefused, HostUnreachable, RecordError, RunFailed
+from gangline.errors import HostKeyRefused, HostUnreachable, RecordError, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
 from gangline.planner.outcome import Comparison, TimeReport
 from gangline.provision.console import Console
@@ -85,6 +85,10 @@ class RunHandle:
     cluster: Cluster
     transports: Transports
     supervisor: SupervisorRecord
+    is_over: bool = False
+    """Its allocation has ended, and every process with it."""
+    prepares: Callable[[ProcessId], bool] = lambda process: process.is_alive
+    """Whether the process lives that prepares an attempt of it."""
 
     @property
     def supervisor_host(self) -> Transport | None:
@@ -103,9 +107,19 @@ class RunHandle:
 
         Raises HostKeyRefused where another host answers in its place.
         """
+        record = self._record()
+        if record.phase != "stopped" or record.state is None:
+            return record
+        # its batch step has had it stop, and puts it back into the queue of Slurm
+        leaves = (load_if_there(self.layout.slurm, dict) or {}).get("leaving") == record.state.attempt
+        return replace(record, state=replace(record.state, phase="queued")) if leaves else record
+
+    def _record(self) -> RunRecord:
         remote = self.supervisor_host
-        if remote is None or read_record(self.layout).phase == "preparing":
-            return read_record(self.layout)  # of a run that is prepared here they are the newest
+        phase = read_record(self.layout, is_alive=lambda _process: True).phase
+        if remote is None or phase in {"preparing", "queued"}:  # of a run that is prepared here they are the newest
+            is_dead = self.is_over and phase != "preparing"
+            return read_record(self.layout, is_alive=(lambda _process: False) if is_dead else self.prepares)
         try:
             copy_records(self.layout, self.records, remote)
             return read_record(self.layout, is_alive=lambda process: self._runs_there(remote, process))
@@ -123,7 +137,13 @@ class RunHandle:
         return False
 
     def view(self) -> View:
-        """Where the run is read, to follow it."""
+        """Where the run is read, to follow it; raises UsageError before it has hosts."""
+        if not self.cluster.hosts:
+            raise UsageError(
+                f"{self.layout.run_id} has not begun",
+                seen="it waits in the queue of Slurm",
+                fix=f"gangline attach {self.layout.run_id} follows it through the queue",
+            )
         head, head_layout = self._head(self.cluster)
         return View(
             layout=self.layout,
@@ -150,8 +170,29 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
     """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
     layout = find_run(home, prefix)
     cluster = read_cluster(layout)
+    is_over = deps.is_over(cluster)
+    cluster = _left_here(cluster) if is_over else cluster
+    supervisor = SupervisorRecord() if is_over else SupervisorRecord.load(layout)
     with reach(cluster, deps) as transports:
-        yield RunHandle(layout=layout, cluster=cluster, transports=transports, supervisor=SupervisorRecord.load(layout))
+        if is_over and cluster.head.transport == "local" and RunState.load(layout).phase not in {"queued", "preparing"}:
+            copy_records(layout, host_layout(cluster.head, layout.run_id), transports[cluster.head.name])
+        yield RunHandle(
+            layout=layout,
+            cluster=cluster,
+            transports=transports,
+            supervisor=supervisor,
+            is_over=is_over,
+            prepares=lambda process: deps.prepares(layout, process),
+        )
+
+
+def _left_here(cluster: Cluster) -> Cluster:
+    """The cluster of an allocation that has ended: nodes whose folders are on a shared disk are read from here."""
+    hosts = (
+        replace(host, transport="local") if host.transport == "srun" and Path(host.workdir).is_dir() else host
+        for host in cluster.hosts
+    )
+    return replace(cluster, hosts=tuple(hosts))
 
 
 def kill_without_supervisor(run: RunHandle, error: HostUnreachable, deps: Dependencies) -> NoReturn:
@@ -288,7 +329,7 @@ def seen_from_head(cluster: Cluster) -> Cluster:
 
 def _from_elsewhere(host: Host) -> Host:
     """Names of this computer's ssh_config mean nothing on another one."""
-    if host.transport == "local":
+    if host.transport != "ssh":
         return host
     found = resolve(host.ssh or host.name, host.ssh_port)
     return dataclasses.replace(host, ssh=f"{found.user}@{host.address}", ssh_port=found.port)

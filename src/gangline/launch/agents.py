@@ -19,18 +19,14 @@ from gangline.launch.backend import HostRequest, HostStatus, JobLauncher, Launch
 from gangline.launch.poll import HostPoller, look
 from gangline.launch.program import WORKER, Program
 from gangline.launch.render import render
-from gangline.runs.cluster import Cluster
+from gangline.runs.cluster import IN_ALLOCATION, Cluster
 from gangline.runs.gang import Gang
 from gangline.runs.record_versions import encode_record
 from gangline.transport.fanout import HostResult, fan_out
 from gangline.transport.ssh_options import NONSENSE
 from gangline.transport.transport import AGENT, Transport
 
-# Allocations of a batch system: a start inside one is refused until gangline supports that system.
-
-
-ALLOCATIONS: Mapping[str, str] = {"SLURM_JOB_ID": "Slurm"}
-"""The variable that a batch system sets inside an allocation -> its name."""
+# Allocations of a batch system: only its own backend starts anything inside one.
 
 
 def require_no_allocation(variables: Mapping[str, str], *, backend: str) -> None:
@@ -38,15 +34,14 @@ def require_no_allocation(variables: Mapping[str, str], *, backend: str) -> None
 
     variables: the user's environment.
     """
-    for name, system in ALLOCATIONS.items():
-        if job := variables.get(name):
-            raise UsageError(
-                f"gangline does not start anything inside a {system} allocation yet",
-                seen=f"{name}={job}; {system} knows nothing of ranks that the backend `{backend}` starts: they would "
-                "run on after the allocation has ended",
-                fix="start from a shell outside of the allocation, on hosts that you reach by ssh; "
-                "ps, logs, explain and the other verbs that read work here, too",
-            )
+    if job := variables.get(IN_ALLOCATION):
+        raise UsageError(
+            f"the backend `{backend}` starts nothing inside an allocation of Slurm",
+            seen=f"{IN_ALLOCATION}={job}; Slurm knows nothing of what `{backend}` starts: it would run on after "
+            "the allocation has ended",
+            fix="leave the cluster file out: the nodes of the allocation are the hosts then; or start from a shell "
+            "outside of the allocation",
+        )
 
 
 START_TIMEOUT_S = 60.0

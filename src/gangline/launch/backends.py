@@ -13,6 +13,7 @@ from gangline.plugins import Table, shown_type
 MODULES: Mapping[str, str] = {
     "direct": "gangline.launch.direct:DirectBackend",
     "mpirun": "gangline.launch.mpirun:MpirunBackend",
+    "slurm": "gangline.launch.slurm:SlurmBackend",
 }
 """Name -> module:class. A module is imported once its backend is used."""
 

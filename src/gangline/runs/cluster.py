@@ -35,13 +35,15 @@ class Host:
     """Absolute folder on the host below which everything of gangline lies there (`RunLayout.root`)."""
     python: str
     """The Python on the host that ranks run with; "" until it is known (see `environment`)."""
-    transport: Literal["local", "ssh"] = "local"
+    transport: Literal["local", "ssh", "srun"] = "local"
     ssh: str | None = None
     """What `ssh` is told: a name of the user's ssh_config, or user@address; None: the host's name."""
     ssh_port: int | None = None
     """None: as ssh_config says."""
     host_key: str | None = None
     """The pinned public key of its sshd: "ssh-ed25519 AAAA..."; nothing else is trusted."""
+    allocation: str | None = None
+    """srun: the id of the Slurm job whose node it is."""
     environment: Environment = dataclasses.field(default_factory=Environment)
     """Where `python` comes from."""
     prefix: tuple[str, ...] = ()
@@ -76,6 +78,70 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmRequest:
+    """The allocation that every run of a cluster asks for, and what its nodes have in common."""
+
+    nodes: int
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gpus_per_node: str | None = None
+    """A number, or a type and a number such as "a100:4"; None: no GPUs are asked for."""
+    cpus_per_node: int | None = None
+    memory: str | None = None
+    """Per node, in Slurm's words, such as "64G"; "0": all of it."""
+    constraint: str | None = None
+    time: str | None = None
+    """The limit of one allocation, in Slurm's words; None: that of the partition."""
+    exclude: str | None = None
+    dialect: str = "gpus-per-node"
+    """How GPUs are asked for: gpus-per-node or gres."""
+    options: tuple[str, ...] = ()
+    """More options of sbatch, as they are."""
+    setup: tuple[str, ...] = ()
+    """Lines of the batch script before gangline, such as `module load python`."""
+    notice_s: int = 120
+    """How long before the limit the run begins to save."""
+    poll_s: int = 15
+    """How often Slurm is asked about a job that waits, at most."""
+    slots: int = 1
+    """Ranks per node where no GPUs are asked for."""
+    workdir: str = "~/gangline"
+    """Each node works in a folder of its own below it."""
+    python: str = ""
+    environment: Environment = dataclasses.field(default_factory=Environment)
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def directives(self) -> list[str]:
+        """The options of sbatch that it stands for."""
+        gpus = self.gpus_per_node and (
+            f"--gres=gpu:{self.gpus_per_node}" if self.dialect == "gres" else f"--gpus-per-node={self.gpus_per_node}"
+        )
+        named = {
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "nodes": str(self.nodes),
+            "mem": self.memory,
+            "constraint": self.constraint,
+            "time": self.time,
+            "exclude": self.exclude,
+        }
+        return [
+            *(f"--{name}={value}" for name, value in named.items() if value is not None),
+            "--ntasks-per-node=1",
+            *([f"--cpus-per-task={self.cpus_per_node}"] if self.cpus_per_node else []),
+            *([gpus] if gpus else []),
+            *self.options,
+        ]
+
+
+IN_ALLOCATION = "SLURM_JOB_ID"
+"""Set inside an allocation of Slurm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Record):
     """The machines of a run; the first host is the head."""
 
@@ -89,6 +155,8 @@ class Cluster(Record):
     """Where the process lives that looks after a run; auto: on the head, if it reaches the other hosts by ssh."""
     backend: str = "direct"
     """What starts the host agents (`gangline.launch.backends`)."""
+    slurm: SlurmRequest | None = None
+    """The allocation that gives its hosts; without one there are none."""
     acknowledged: tuple[str, ...] = ()
     """Ids of warnings that the user knows of."""
 
@@ -110,3 +178,8 @@ class Cluster(Record):
     def of_attempt(layout: RunLayout, number: int) -> Cluster:
         """The hosts of one attempt; until it has been written down, those of the run. Raises FileNotFoundError."""
         return load_if_there(layout.attempt_cluster(number), Cluster) or load_record(layout.cluster, Cluster)
+
+
+def in_allocation(*, python: str) -> Cluster:
+    """The allocation that we are in as a cluster; its backend finds its hosts. python: that of the ranks."""
+    return Cluster(name="slurm", hosts=(), backend="slurm", slurm=SlurmRequest(nodes=1, python=python))

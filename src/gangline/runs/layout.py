@@ -19,6 +19,7 @@
     outcome.json                                                        how the attempt ended (controller)
     times.json                                                          where the time of every rank went (controller)
   comparison.json                                                       the plan beside what came of it (controller)
+  slurm.json  slurm.sbatch  slurm-<job>.log                             the job of Slurm that it is (controller)
   order.json  leave.json                                                what the user ordered of it (controller)
   prepare.lock  supervisor.lock                                         who looks after it (controller)
   metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
@@ -125,6 +126,8 @@ class RunLayout:
     """The user's own command, of a run that is no job."""
     supervisor_record = RunFile("supervision.json")
     """The host whose supervisor looks after the run."""
+    slurm = RunFile("slurm.json")
+    """The job of Slurm that the run is."""
     order = RunFile("order.json")
     """The user's last order to end an attempt."""
     leave = RunFile("leave.json")

@@ -86,8 +86,9 @@ def parse_stat(pid: int, stat: bytes) -> ProcessId | None:
     return None if fields[0] in {b"Z", b"X"} else ProcessId(pid=pid, start_ticks=int(fields[19]))
 
 
-Phase = Literal["preparing", "running", "stopping", "restarting", "finished", "stopped", "failed"]
-"""restarting: an attempt has ended, and the supervisor prepares the next one."""
+Phase = Literal["queued", "preparing", "running", "stopping", "restarting", "finished", "stopped", "failed"]
+"""queued: Slurm has it, and its nodes have not begun.
+restarting: an attempt has ended, and the supervisor prepares the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """`python -m gangline.supervise RUN_FOLDER ATTEMPT`: the supervisor of a run, from this attempt on.
 
 With `--detach` it reads {"secrets": {name: value}} from stdin, continues in the background, and prints one line of
-JSON: {"started": true} once the gang was started, or {"error": ...}.
+JSON: {"started": true} once the gang was started, or {"error": ...}. With `--step` it does the same and stays: a batch
+system ends it with its job, and gives notice by SIGTERM, on which the run saves and stops.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gangline.errors import GanglineError, RunFailed
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import full_disk
 from gangline.runs.layout import RunLayout
+from gangline.runs.state import RunState, write_order
 from gangline.supervise.attempts import Attempts
 from gangline.supervise.gang_control import PollIntervals, SupervisedRun
 from gangline.supervise.lock import supervisor_lock
@@ -34,18 +36,21 @@ def main() -> int:
     parser.add_argument("run_folder", type=Path)
     parser.add_argument("attempt", type=int)
     parser.add_argument("--detach", action="store_true")
+    parser.add_argument("--step", action="store_true")
     words = parser.parse_args()
     os.umask(0o077)
     logging.basicConfig(format="%(asctime)s %(message)s")
     layout = RunLayout.of(words.run_folder)
     if words.detach:
         return _detach(layout, words.attempt)
+    if words.step:
+        return _as_step(layout, words.attempt)
     return _supervise(layout, words.attempt, secrets={}, ready=None)
 
 
 def _detach(layout: RunLayout, attempt: int) -> int:
     """Supervise in a process of its own; the exit code says whether the gang was started."""
-    secrets = json.loads(sys.stdin.buffer.read() or b"{}").get("secrets", {})
+    secrets = _read_secrets()
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -58,6 +63,24 @@ def _detach(layout: RunLayout, attempt: int) -> int:
     sys.stdout.buffer.write(said + b"\n")
     sys.stdout.flush()
     return 0 if said == json.dumps(STARTED).encode() else 1
+
+
+def _read_secrets() -> dict[str, str]:
+    secrets: dict[str, str] = json.loads(sys.stdin.buffer.read() or b"{}").get("secrets", {})
+    return secrets
+
+
+def _as_step(layout: RunLayout, attempt: int) -> int:
+    """Supervise in this very process."""
+    secrets, said = _read_secrets(), os.dup(1)
+
+    def end(*_: object) -> None:
+        with suppress(OSError, GanglineError):
+            write_order(layout, "stop", attempt=RunState.load(layout).attempt)
+
+    _to_log(layout, attempt)
+    signal.signal(signal.SIGTERM, end)
+    return _supervise(layout, attempt, secrets=secrets, ready=said, end=b"\n")
 
 
 def _fork_again(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: int) -> NoReturn:
@@ -76,12 +99,7 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
     """Supervise in a session of our own, without a terminal and without a parent."""
     code = 1
     try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        null = os.open(os.devnull, os.O_RDWR)
-        log = os.open(layout.supervisor_log(attempt), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for target, source in ((0, null), (1, log), (2, log)):
-            os.dup2(source, target)
+        _to_log(layout, attempt)
         code = _supervise(layout, attempt, secrets=secrets, ready=ready)
     except BaseException:
         logging.getLogger(__name__).exception("the supervisor failed")
@@ -91,16 +109,28 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
         os._exit(code)
 
 
-def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], ready: int | None) -> int:
+def _to_log(layout: RunLayout, attempt: int) -> None:
+    """Write to the supervisor's log from now on, and outlive the terminal."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(layout.supervisor_log(attempt), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for target, source in ((0, null), (1, log), (2, log)):
+        os.dup2(source, target)
+
+
+def _supervise(
+    layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], ready: int | None, end: bytes = b""
+) -> int:
     try:
         with supervisor_lock(layout, timeout_s=PollIntervals().lock_s) as beat:
             attempts = Attempts(SupervisedRun(layout=layout, beat=beat), attempt)
             attempts.begin(secrets)
-            _say(ready, STARTED)
+            _say(ready, STARTED, end)
             ready = None
             outcome = attempts.watch()
     except GanglineError as error:
-        _say(ready, {"error": error.to_json()})
+        _say(ready, {"error": error.to_json()}, end)
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except Exception as error:
@@ -108,7 +138,7 @@ def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], r
         bug = RunFailed(
             f"{type(error).__name__}: {error}", fix="this is a bug in gangline; details are in supervisor.log"
         )
-        _say(ready, {"error": (known or bug).to_json()})
+        _say(ready, {"error": (known or bug).to_json()}, end)
         raise
     return 1 if outcome.result == "failed" else 0
 
@@ -122,11 +152,11 @@ def _our_name(layout: RunLayout, attempt: int) -> str:
     return "this computer"
 
 
-def _say(descriptor: int | None, words: Mapping[str, object]) -> None:
+def _say(descriptor: int | None, words: Mapping[str, object], end: bytes) -> None:
     if descriptor is None:
         return
     with suppress(BrokenPipeError):  # the caller was interrupted; the gang runs and needs its supervisor
-        os.write(descriptor, json.dumps(words).encode())
+        os.write(descriptor, json.dumps(words).encode() + end)
     os.close(descriptor)
 
 

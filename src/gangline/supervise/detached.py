@@ -5,6 +5,7 @@ Each works for a run whose supervisor is here, and for one on another host (`rem
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -64,10 +65,29 @@ def spawn(run_folder: Path, attempt: int, secrets: Mapping[str, str] | None = No
 def spawn_there(
     head: Host, remote: Transport, there: RunLayout, attempt: int, secrets: Mapping[str, str] | None = None
 ) -> None:
-    """As `spawn`, on the head. `there`: the folder of the run on the head, with all its records."""
+    """As `spawn`, on the head. `there`: the folder of the run on the head, with all its records.
+
+    In an allocation it is a step of its own, which ends with the allocation.
+    """
+    if head.transport == "srun":
+        _spawn_step(head, remote, there, attempt, secrets)
+        return
     words = (AGENT, "python", *_words(there.folder, attempt))
     result = _run(remote, words, head, stdin=_stdin(secrets))
     _require_started(result, there.folder, attempt)
+
+
+def _spawn_step(
+    head: Host, remote: Transport, there: RunLayout, attempt: int, secrets: Mapping[str, str] | None
+) -> None:
+    from gangline.transport.srun import run_step
+
+    words = ("-m", "gangline.supervise", str(there.folder), str(attempt), "--step")
+    program = _run(remote, (AGENT, "python", "-c", "import sys; print(sys.executable)"), head).stdout.strip()
+    said = run_step(head, (program, *words), env=_own_code(head), stdin=_stdin(secrets), within_s=START_TIMEOUT_S)
+    if said.returncode == 0 and (json_object(said.stdout) or {}).get("started"):
+        return
+    _require_started(dataclasses.replace(said, returncode=said.returncode or 1), there.folder, attempt)
 
 
 def _words(run_folder: Path, attempt: int) -> tuple[str, ...]:
@@ -211,14 +231,19 @@ def _cluster_there(layout: RunLayout, remote: Transport) -> Cluster:
 
 def _run(remote: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes = b"") -> CommandResult:
     """Run our own code on the head; raises HostUnreachable."""
-    # The last variable keeps the others out of the environment of what is started there.
-    own = {} if head.code is None else {"PYTHONPATH": head.code, "GANGLINE_OWN_PATH": head.code}
     try:
-        return remote.run(words, stdin=stdin, env=NO_SSH_AGENT | own, timeout_s=START_TIMEOUT_S)
+        return remote.run(words, stdin=stdin, env=_own_code(head), timeout_s=START_TIMEOUT_S)
     except TimeoutError as error:
         raise HostUnreachable(
             f"{remote.host} does not respond in time", seen=str(error), fix="look at its load"
         ) from error
+
+
+def _own_code(head: Host) -> dict[str, str]:
+    """Variables under which a Python of the head finds our own code."""
+    # The last variable keeps the others out of the environment of what is started there.
+    own = {} if head.code is None else {"PYTHONPATH": head.code, "GANGLINE_OWN_PATH": head.code}
+    return NO_SSH_AGENT | own
 
 
 def _last_words(result: CommandResult) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gangline.agent.rpc.wire import LENGTHS, MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, frame, parsed_header
+from gangline.agent.rpc.wire import END, LENGTHS, MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, frame, parsed_header
 
 # Frames between us and a host, and how much of what a host says is believed.
 
@@ -45,14 +45,17 @@ class FrameReader:
         while (lengths := self._lengths()) is not None:
             json_length, data_length = lengths
             data_at = LENGTHS.size + json_length
-            if len(self._buffer) < data_at + data_length:
+            end_at = data_at + data_length
+            if len(self._buffer) < end_at + len(END):
                 return
             try:
                 header = parsed_header(bytes(self._buffer[LENGTHS.size : data_at]))
             except ValueError as error:
                 raise Nonsense(str(error)) from None
-            data = bytes(self._buffer[data_at : data_at + data_length])
-            del self._buffer[: data_at + data_length]
+            data = bytes(self._buffer[data_at:end_at])
+            if not self._buffer.startswith(END, end_at):
+                raise Nonsense("a frame without an end")
+            del self._buffer[: end_at + len(END)]
             yield header, data
 
     def _search(self, piece: bytes) -> bytes:

@@ -17,7 +17,13 @@ def _ssh(host: Host) -> Transport:
     return SshTransport(host)
 
 
-TRANSPORTS: Mapping[str, Callable[[Host], Transport]] = {"local": LocalTransport, "ssh": _ssh}
+def _srun(host: Host) -> Transport:
+    from gangline.transport.srun import SrunTransport
+
+    return SrunTransport(host)
+
+
+TRANSPORTS: Mapping[str, Callable[[Host], Transport]] = {"local": LocalTransport, "ssh": _ssh, "srun": _srun}
 """Every way to reach a host, by the name that cluster.yaml gives it."""
 
 

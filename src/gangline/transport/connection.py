@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.runs.cluster import Host
@@ -45,6 +45,26 @@ TRIES = 3
 NO_MASTER = "ControlPath=none"
 """Neither a master, nor by way of one."""
 PAUSE_S = 0.5
+
+
+class OpenConnection(Protocol):
+    """A channel to a host, however it came to be."""
+
+    channel: AgentChannel
+    hello: Hello | None
+
+    @property
+    def control_path(self) -> Path | None:
+        """The socket of ssh's master, by which rsync goes; None where there is none."""
+        ...
+
+    def explain(self, lost: Lost) -> HostUnreachable:
+        """Why it ended."""
+        ...
+
+    def close(self) -> None:
+        """End it, and remove its files."""
+        ...
 
 
 class Connection:
@@ -293,20 +313,26 @@ COPY_S = 7 * 24 * 3600.0
 class HostLink:
     """The way to one host, for any number of threads."""
 
-    def __init__(self, host: Host, command: str, first_words: Callable[[], bytes], ssh_config: Path | None) -> None:
+    def __init__(
+        self, host: Host, command: str, first_words: Callable[[], bytes], ssh_config: Path | None = None
+    ) -> None:
         self.host = host
         self._command = command
         self._first_words = first_words
         self._ssh_config = ssh_config
         self._lock = threading.Lock()
-        self._connection: Connection | None = None
+        self._connection: OpenConnection | None = None
         self._has_rsync: bool | None = None
         self._num_tries = 0
         self._failure: HostUnreachable | None = None
         self._failed_at = 0.0
         self._was_there = False
 
-    def connection(self) -> Connection:
+    def _connect(self) -> OpenConnection:
+        """A fresh connection on which the agent has answered; raises HostUnreachable."""
+        return connect(self.host, self._command, self._first_words(), ssh_config=self._ssh_config)
+
+    def connection(self) -> OpenConnection:
         """The connection, a fresh one if there is none; raises HostUnreachable."""
         num_tries = self._num_tries
         with self._lock:
@@ -317,7 +343,7 @@ class HostLink:
             self._let_go()
             self._failure = None
             try:
-                self._connection = connect(self.host, self._command, self._first_words(), ssh_config=self._ssh_config)
+                self._connection = self._connect()
                 self._was_there = True
             except HostUnreachable as error:
                 # for those who wait for the lock, and who ask next: a dead host costs them one time limit
@@ -382,7 +408,7 @@ class HostLink:
             self._let_go()
             self._failure = None
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: OpenConnection) -> None:
         with self._lock:
             if self._connection is connection:
                 self._let_go()

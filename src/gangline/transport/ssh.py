@@ -199,17 +199,15 @@ def _pull_stream(link: HostLink, source: str, target: bytes, counter: _Counter) 
         unpacked.result()
 
 
-class SshTransport:
-    """A host behind ssh. Connects at the first call, and again at the next call after a connection was lost."""
+class ChannelTransport:
+    """A host whose agent answers over a link. Connects at the first call, and again at the next call after a connection
+    was lost.
+    """
 
-    def __init__(
-        self, host: Host, *, ssh_config: Path | None = None, output_limit_bytes: int = OUTPUT_LIMIT_BYTES
-    ) -> None:
-        """ssh_config: read in the place of the user's and the system's."""
-        self.host = checked_name(host)
-        destination(host)  # a bad one is refused before anything is started
+    def __init__(self, name: str, link: HostLink, *, output_limit_bytes: int) -> None:
+        self.host = name
         self._output_limit_bytes = output_limit_bytes
-        self._link = HostLink(host, BOOTSTRAP, first_words, ssh_config)
+        self._link = link
         weakref.finalize(self, self._link.close)
 
     def run(
@@ -284,6 +282,19 @@ class SshTransport:
 
         self._link.ask(body, on_piece=on_piece)
         return bytes(data)
+
+
+class SshTransport(ChannelTransport):
+    """A host behind ssh."""
+
+    def __init__(
+        self, host: Host, *, ssh_config: Path | None = None, output_limit_bytes: int = OUTPUT_LIMIT_BYTES
+    ) -> None:
+        """ssh_config: read in the place of the user's and the system's."""
+        name = checked_name(host)
+        destination(host)  # a bad one is refused before anything is started
+        link = HostLink(host, BOOTSTRAP, first_words, ssh_config)
+        super().__init__(name, link, output_limit_bytes=output_limit_bytes)
 
 
 def _name(name: str) -> str:

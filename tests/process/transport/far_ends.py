@@ -6,7 +6,7 @@ import struct
 import sys
 import time
 
-MAGIC = b"\x00\x01gangline channel 1\x01\x00\n"
+MAGIC = b"\x00\x01gangline channel 2\x01\x00\n"
 HELLO = {
     "version": "0",
     "python": "3",
@@ -26,7 +26,7 @@ def say(data):
 
 def frame(header, data=b""):
     words = header if isinstance(header, bytes) else json.dumps(header).encode()
-    say(struct.pack("!II", len(words), len(data)) + words + data)
+    say(struct.pack("!II", len(words), len(data)) + words + data + b"\n")
 
 
 def greet():

@@ -297,3 +297,40 @@ def test_a_card_in_no_list_has_the_figures_that_its_owner_gives(tmp_path):
     assert host.env == {}
     cluster = load(tmp_path, text)
     assert Cluster.from_json(json.loads(json.dumps(cluster.to_json()))) == cluster
+
+
+# --- a Slurm cluster in place of hosts
+
+
+def slurm_of(tmp_path, text):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return load_cluster(path, home=tmp_path)
+
+
+def test_a_slurm_cluster_has_no_hosts_before_its_allocation(tmp_path):
+    words = "slurm: {partition: gpu, nodes: 2, gpus_per_node: a100:4, time: 04:00:00, memory: 64G}\n"
+    cluster = slurm_of(tmp_path, words)
+    assert (cluster.hosts, cluster.backend) == ((), "slurm")
+    asked = {"--partition=gpu", "--nodes=2", "--gpus-per-node=a100:4", "--time=04:00:00", "--mem=64G"}
+    assert asked <= set(cluster.slurm.directives)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("slurm: {}\nhosts: [pc1]\n", "one of both"),
+        ("slurm: {}\nbackend: direct\n", "expected slurm"),
+        ("slurm: {time: soon}\n", "a time as Slurm writes it"),
+        ("slurm: {partiton: gpu}\n", 'did you mean "partition"'),
+        ("slurm: {partition: 'gpu --wrap=x'}\n", "a name as Slurm has it"),
+        ("slurm: {options: ['--x\\nrm -rf /']}\n", "an option of sbatch"),
+        ("slurm: {workdir: ../x}\n", "a path on the host"),
+        ("slurm: {env: {HF_TOKEN: x}}\n", "no secrets"),
+        ("name: campus\n", "this key is missing"),
+    ],
+)
+def test_mistakes_in_a_slurm_cluster_are_named(tmp_path, words, said):
+    with pytest.raises(SpecError) as caught:
+        slurm_of(tmp_path, words)
+    assert said in str(caught.value)

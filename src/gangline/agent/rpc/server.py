@@ -203,6 +203,10 @@ def _hung_up(*_: object) -> NoReturn:
     raise Broken("told to go")
 
 
+def _stay(*_signal: object) -> None:
+    """A handler, unlike an ignored signal, is not inherited by the commands that we run."""
+
+
 def main(argv: list[str]) -> int:
     """Entry point: serve stdin and stdout."""
     if argv:
@@ -215,7 +219,9 @@ def main(argv: list[str]) -> int:
     os.dup2(2, 1)
     os.close(null)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, _hung_up)
+        # who starts us ignores a signal that is no order to leave, as Slurm's notice to all steps of a job is none
+        is_ignored = signal.getsignal(number) == signal.SIG_IGN
+        signal.signal(number, _stay if is_ignored else _hung_up)
     channel = ChannelServer(Reader(reader, silence_s=SILENCE_S), Writer(writer))
     with contextlib.suppress(Broken):
         channel.serve()

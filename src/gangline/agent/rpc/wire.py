@@ -1,4 +1,6 @@
-"""Frames between the controller and a host: eight bytes of lengths, a JSON object, then bytes.
+"""Frames between the controller and a host: eight bytes of lengths, a JSON object, then bytes, then a newline.
+
+The newline is for Slurm, which hands on only whole lines of what a program on a node prints.
 
 The other end of this is gangline.transport.channel. Each end refuses frames that the other one should never send.
 """
@@ -13,9 +15,10 @@ import struct
 import threading
 from typing import Any, Iterator
 
-MAGIC = b"\x00\x01gangline channel 1\x01\x00\n"
+MAGIC = b"\x00\x01gangline channel 2\x01\x00\n"
 """What we say first: everything before it is noise of the login."""
 LENGTHS = struct.Struct("!II")
+END = b"\n"
 MAX_JSON_BYTES = 16 << 20
 MAX_DATA_BYTES = 1 << 18
 WINDOW_BYTES = 1 << 20
@@ -29,7 +32,7 @@ NAMES_BYTES = 8 << 20
 def frame(header: dict[str, Any], data: bytes = b"") -> bytes:
     """One frame as bytes."""
     text = json.dumps(header).encode()
-    return LENGTHS.pack(len(text), len(data)) + text + data
+    return LENGTHS.pack(len(text), len(data)) + text + data + END
 
 
 def parsed_header(text: bytes) -> dict[str, Any]:
@@ -65,7 +68,10 @@ class Reader:
             header = parsed_header(self._exactly(json_length))
         except ValueError as error:
             raise Broken(str(error)) from None
-        return header, self._exactly(data_length)
+        data = self._exactly(data_length)
+        if self._exactly(len(END)) != END:
+            raise Broken("a frame without an end")
+        return header, data
 
     def _exactly(self, length: int) -> bytes:
         pieces = []

@@ -3,6 +3,7 @@
     foreground offer     < {"request": HostRequest, "epoch": n, "secrets": {name: value}}: give them to the process
                          below, and return once the agent stands; as `host-agent`, it says on stdout why it does not
     foreground below FOLDER      what the launcher starts: be the agent of the part in that folder
+    foreground step FOLDER       the same as a task of Slurm, which gives notice by SIGTERM before it ends a task
     foreground launch    < {"folder", "argv"}: start the launcher, in a session of its own; returns once it runs
     foreground end       < {"folder"}: end the launcher
 
@@ -43,13 +44,19 @@ ENDINGS = ((0, 1.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """How a launcher is ended: the signals that it gets, and how long it has to leave after each. 0: by itself."""
 FOREIGN = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "PRTE_", "OPAL_", "SLURM_", "HYDRA_", "MPI_")
 """Variables of launchers. Ranks must not see them: libraries would take them for their own rank and world size."""
+SITE = ("SLURM_CONF",)
+"""A variable of the site, without which its commands find nothing."""
 FIX = "look at the log of the launcher on the head"
+
+
+def _is_foreign(name: str) -> bool:
+    return name.startswith(FOREIGN) and name not in SITE
 
 
 def main(argv: List[str]) -> int:
     """Entry point."""
-    if argv[0] == "below":
-        return _below(Path(argv[1]))
+    if argv[0] in ("below", "step"):
+        return _below(Path(argv[1]), waits=argv[0] == "step")
     return answer({"offer": _offer, "launch": _launch, "end": _end}[argv[0]])
 
 
@@ -117,12 +124,17 @@ def _take(folder: Path) -> Optional[Dict[str, Any]]:
 # --- below the launcher
 
 
-def _below(folder: Path) -> int:
+def _below(folder: Path, *, waits: bool) -> int:
     """Have the agent come up, and wait as long as it lives. Always 0: how it ended stands in its own files, and another
     code would have the launcher end the agents of all hosts.
+
+    waits: hand a SIGTERM on to the agent, and wait until it has left. Slurm kills what a task leaves when it ends.
     """
     launcher = os.getppid()
-    for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+    notices: List[int] = []
+    if waits:
+        signal.signal(signal.SIGTERM, lambda *_: notices.append(signal.SIGTERM))
+    for name in filter(_is_foreign, list(os.environ)):
         del os.environ[name]
     asked = _take(folder)
     if asked is None:
@@ -138,6 +150,8 @@ def _below(folder: Path) -> int:
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if os.getppid() != launcher:
             return 0
+        while notices:
+            os.kill(child, notices.pop())
         time.sleep(TICK_S)
     if not (folder / EXIT).exists() and not (folder / REFUSED).exists():
         host_agent.reap({"request": request})  # it was killed
@@ -174,7 +188,7 @@ def _launch(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def _run_launcher(folder: Path, argv: List[str], ready: Ready) -> None:
     """Run the launcher to its end, and write down how it ended."""
-    env = {name: value for name, value in os.environ.items() if name != TAG and not name.startswith(FOREIGN)}
+    env = {name: value for name, value in os.environ.items() if name != TAG and not _is_foreign(name)}
     if os.geteuid() == 0:  # without both, OpenMPI refuses to run as root
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     try:

@@ -1,0 +1,374 @@
+"""A run as a job of Slurm: submitted from the login host, begun by its batch step, requeued as often as it needs.
+
+The batch step (`python -m gangline.batch_step RUN_FOLDER`) does on the first node what `train` and `resume` do
+elsewhere, with the nodes of the allocation as hosts. It ends when the run ends. Before the time limit it has the run
+save and stop, and puts the job back into the queue. The home of gangline has to be on a folder that login host and
+nodes share.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from gangline.context import REAL, Dependencies
+from gangline.control.end import stop
+from gangline.control.supervision import open_run
+from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
+from gangline.provision.console import Console
+from gangline.runs.cluster import IN_ALLOCATION, Cluster, SlurmRequest
+from gangline.runs.files import write_atomic
+from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import Record, load_if_there
+from gangline.runs.state import RunState, now_iso
+from gangline.transport.local import our_python
+from gangline.transport.srun import SlurmJob, find_job, slurm
+
+GONE_S = 90.0
+"""How long a job may take to leave the queue after its last process: epilogs, KillWait."""
+END_POLL_S = 1.0
+LOOK_S = 0.5
+"""How often the records of a waiting run are read; Slurm is asked less often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmRecord(Record):
+    """slurm.json of a run: the job that it is, or was last."""
+
+    job: str
+    submitted: str
+    cluster: Cluster
+    """What it asked for, without hosts."""
+    force: bool = False
+    requeues: int = 0
+    """How often the run was put back into the queue, at its time limit or when its nodes were wanted."""
+    leaving: int = 0
+    """The attempt that stops because its allocation ends, and after which the run goes back into the queue."""
+
+    @property
+    def poll_s(self) -> int:
+        """How often Slurm may be asked about it."""
+        return _asked(self.cluster).poll_s
+
+    @staticmethod
+    def of(layout: RunLayout) -> SlurmRecord | None:
+        """The record of a run; None where it is no job of Slurm."""
+        return load_if_there(layout.slurm, SlurmRecord)
+
+
+def _asked(cluster: Cluster) -> SlurmRequest:
+    assert cluster.slurm is not None, "a cluster that is submitted to"
+    return cluster.slurm
+
+
+def must_submit(cluster: Cluster, variables: Mapping[str, str]) -> bool:
+    """Whether a run on this cluster waits in a queue: not inside an allocation."""
+    return cluster.slurm is not None and IN_ALLOCATION not in variables
+
+
+# --- the script
+
+
+def script(layout: RunLayout, asked: SlurmRequest, *, name: str) -> str:
+    """The batch script of a run."""
+    words = our_python("gangline.batch_step", str(layout.folder))
+    options = [
+        f"--job-name=gangline-{layout.run_id}",
+        f"--comment={name}",
+        f"--output={layout.folder}/slurm-%j.log",
+        "--open-mode=append",
+        f"--chdir={layout.folder}",
+        "--requeue",
+        "--no-kill",
+        f"--signal=B:USR1@{asked.notice_s}",
+        *asked.directives,
+    ]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {_quoted(option)}" for option in options),
+            *asked.setup,
+            f"exec {' '.join(map(_quoted, words))}",
+            "",
+        ]
+    )
+
+
+def _quoted(word: str) -> str:
+    """A word for bash, and for the lines that sbatch reads."""
+    plain = all(char.isalnum() or char in "-_=./:,@%+~" for char in word)
+    return word if plain else "'" + word.replace("'", "'\\''") + "'"
+
+
+def submit(layout: RunLayout, cluster: Cluster, state: RunState, *, force: bool, secrets: Mapping[str, str]) -> str:
+    """Hand a run to Slurm; the id of its job. Raises GanglineError with Slurm's own words where it refuses."""
+    asked = _asked(cluster)
+    path = layout.folder / SCRIPT
+    write_atomic(path, script(layout, asked, name=state.name).encode())
+    write_atomic(layout.folder / SECRETS, json.dumps(dict(secrets)).encode())
+    before = SlurmRecord.of(layout)
+    state.save(layout)
+    job = slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
+    SlurmRecord(
+        job=job,
+        submitted=now_iso(),
+        cluster=replace(cluster, hosts=()),
+        force=force,
+        requeues=before.requeues if before else 0,
+    ).save(layout.slurm)
+    return job
+
+
+SCRIPT = "slurm.sbatch"
+SECRETS = "secrets.json"
+"""For this user alone, in the run's folder until the run ends: a requeued job needs them again."""
+
+
+# --- while it waits, and after it
+
+
+def job_of(layout: RunLayout) -> SlurmJob | None:
+    """The job of a run, while Slurm knows it; raises HostUnreachable where Slurm does not answer."""
+    record = SlurmRecord.of(layout)
+    return None if record is None else find_job(record.job)
+
+
+def wait_until_begun(layout: RunLayout, console: Console) -> None:
+    """Follow a run through the queue; raises RunFailed where its job ends before the run begins."""
+    record = SlurmRecord.of(layout)
+    if record is None:
+        return
+    told, ask_at, doubts = "", 0.0, 0
+    while (phase := RunState.load(layout).phase) in WAITING:
+        if phase == "preparing":
+            console.progress(_log_tail(layout, record, lines=1))
+        if time.monotonic() >= ask_at:
+            ask_at = time.monotonic() + record.poll_s
+            try:
+                job = find_job(record.job)
+            except HostUnreachable as error:
+                line = f"Slurm does not answer ({error.what}); job {record.job} stays in its queue"
+                job = None
+            else:
+                doubts = 0 if job is not None and job.active else doubts + 1
+                if doubts > 1 and RunState.load(layout).phase in WAITING:
+                    raise never_began(layout, record, job)
+                line = waiting_line(record.job, job)
+            if line != told and phase == "queued":
+                console.report(line)
+                told = line
+        time.sleep(LOOK_S)
+
+
+def waiting_line(number: str, job: SlurmJob | None) -> str:
+    """How a job that has not begun stands, in one line."""
+    if job is None or not job.active:
+        return f"job {number} is leaving the queue"
+    if not job.waits:
+        return f"job {number} has its nodes ({', '.join(job.nodes)}); gangline starts there"
+    why = f": {job.reason}" if job.reason else ""
+    meaning = REASONS.get(job.reason, "")
+    start = f"; Slurm expects it to start at {job.starts}" if job.starts else ""
+    return f"job {number} waits{why}{f' ({meaning})' if meaning else ''}{start}"
+
+
+WAITING = ("queued", "preparing")
+REASONS = {
+    "Resources": "it is next, as soon as nodes are free",
+    "Priority": "other jobs come first",
+    "Dependency": "another job has to end first",
+    "BeginTime": "it may not start yet; a requeued job rests for a while",
+    "PartitionTimeLimit": "it asks for more time than the partition gives: shorten `slurm.time`",
+    "PartitionNodeLimit": "it asks for more nodes than the partition has",
+    "PartitionDown": "the partition is down",
+    "ReqNodeNotAvail": "a node that it needs is down or reserved",
+    "QOSMaxJobsPerUserLimit": "you have as many jobs as your qos allows",
+    "QOSGrpGRES": "your group has as many GPUs as its qos allows",
+    "AssocGrpGRES": "your account has as many GPUs as it may",
+    "AssocMaxJobsLimit": "you have as many jobs as your account allows",
+    "JobHeldUser": "you hold it: scontrol release",
+    "JobHeldAdmin": "the site holds it",
+    "launch failed requeued held": "its nodes could not start it; scontrol release tries again",
+}
+"""Slurm's reasons in plain words."""
+
+
+def never_began(layout: RunLayout, record: SlurmRecord, job: SlurmJob | None) -> RunFailed:
+    """The error of a run whose job has ended in the queue, or in its first moments."""
+    how = f"Slurm says {job.state}" if job else "Slurm does not know it any more"
+    tail = _log_tail(layout, record)
+    error = RunFailed(
+        f"job {record.job} ended before {layout.run_id} began",
+        seen=f"{how}{f'; its log ends: {tail}' if tail else ''}",
+        fix=f"sacct -j {record.job} says more, where the site keeps accounts; then: gangline resume {layout.run_id}",
+    )
+    with suppress(OSError):
+        replace(RunState.load(layout), phase="failed", error=error.to_json()).save(layout)
+    return error
+
+
+def _log_tail(layout: RunLayout, record: SlurmRecord, *, lines: int = 4) -> str:
+    try:
+        text = (layout.folder / f"slurm-{record.job}.log").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return " / ".join(text.strip().splitlines()[-lines:])[-600:]
+
+
+def cancel_waiting(layout: RunLayout) -> bool:
+    """End a job whose run has not begun; False where it has."""
+    record, state = SlurmRecord.of(layout), load_if_there(layout.state, RunState)
+    if record is None or state is None or state.phase not in WAITING:
+        return False
+    slurm("scancel", record.job)
+    replace(record, leaving=0).save(layout.slurm)
+    if RunState.load(layout).phase in WAITING:
+        replace(state, phase="stopped").save(layout)
+    (layout.folder / SECRETS).unlink(missing_ok=True)
+    return True
+
+
+def require_gone(layout: RunLayout, console: Console) -> None:
+    """Wait until the job of an ended run has left Slurm; cancels it where it does not leave by itself."""
+    record = SlurmRecord.of(layout)
+    if record is None:
+        return
+    deadline, cancelled = time.monotonic() + GONE_S, False
+    while (job := find_job(record.job)) is not None and job.active:
+        if time.monotonic() > deadline:
+            if cancelled:
+                raise RunFailed(
+                    f"job {record.job} does not leave Slurm",
+                    seen=f"it is {job.state} on {', '.join(job.nodes)}",
+                    fix=f"scancel {record.job}; if that does not help, the site has to look at its nodes",
+                )
+            slurm("scancel", record.job)
+            deadline, cancelled = time.monotonic() + GONE_S, True
+        console.progress(f"job {record.job} leaves Slurm")
+        time.sleep(min(record.poll_s, 2.0))
+
+
+# --- the batch step
+
+
+class Notices:
+    """The signals of Slurm to the batch step."""
+
+    def __init__(self) -> None:
+        self.limit = False
+        """USR1: the time limit is near."""
+        self.end = False
+        """TERM: cancelled, or the nodes are wanted by another job."""
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "limit", True))
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "end", True))
+
+
+class LogConsole:
+    """A console whose lines go to the log of the job."""
+
+    def report(self, line: str) -> None:
+        """A line with its time."""
+        sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        sys.stdout.flush()
+
+    def progress(self, line: str) -> None:
+        """Not in a log."""
+
+
+Begin = Callable[[RunLayout, Console, Dependencies], None]
+
+
+@contextmanager
+def _secrets_of(layout: RunLayout) -> Iterator[dict[str, str]]:
+    path = layout.folder / SECRETS
+    try:
+        secrets: dict[str, str] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        secrets = {}
+    yield secrets
+    if RunState.load(layout).phase in {"finished", "failed", "stopped"}:
+        path.unlink(missing_ok=True)
+
+
+def batch(layout: RunLayout, begin: Begin, *, deps: Dependencies = REAL) -> int:
+    """Begin or resume a run in the allocation around us, and stay until it has ended; the exit code.
+
+    begin: starts the next attempt, and returns once its gang has been started.
+    """
+    notices, console = Notices(), LogConsole()
+    number = deps.variables.get(IN_ALLOCATION)
+    if number is None:
+        raise UsageError(
+            "this is the batch step of a job of Slurm",
+            seen=f"no {IN_ALLOCATION} here",
+            fix="gangline train submits the job",
+        )
+    with _secrets_of(layout) as secrets:
+        deps = replace(deps, variables={**deps.variables, **secrets})
+        console.report(f"job {number} begins with {layout.run_id}")
+        try:
+            begin(layout, console, deps)
+        except GanglineError as error:
+            console.report(str(error))
+            state = RunState.load(layout)
+            if state.phase in WAITING:
+                replace(state, phase="failed", supervisor=None, error=error.to_json()).save(layout)
+            return error.exit_code
+        return _stay(layout, number, notices, console, deps)
+
+
+def _stay(layout: RunLayout, number: str, notices: Notices, console: Console, deps: Dependencies) -> int:
+    told = ordered = False
+    with open_run(layout.run_id, home=layout.root, deps=deps) as run:
+        while not (record := run.record()).ended and record.phase != "queued":
+            if notices.end and not told:  # the supervisor has heard of it, too
+                console.report(f"Slurm ends the job: {layout.run_id} saves and stops")
+                told = True
+            elif notices.limit and not ordered:
+                if not told:
+                    console.report(f"its time limit is near: {layout.run_id} saves and stops")
+                    _mark_leaving(layout)
+                told = True
+                with suppress(GanglineError):
+                    ordered = stop(run, deps=deps)
+            time.sleep(END_POLL_S)
+    if record.phase == "queued":
+        return _requeue(layout, number, console)
+    console.report(f"{layout.run_id} {record.phase}")
+    return 1 if record.phase in {"failed", "lost"} else 0
+
+
+def _mark_leaving(layout: RunLayout) -> None:
+    """Say that the end of this attempt is not the end of the run."""
+    if (record := SlurmRecord.of(layout)) is not None:
+        replace(record, leaving=RunState.load(layout).attempt).save(layout.slurm)
+
+
+def _requeue(layout: RunLayout, number: str, console: Console) -> int:
+    """Have Slurm start the run again; as another job where it does not requeue this one."""
+    record = SlurmRecord.of(layout)
+    assert record is not None, "written when it was submitted"
+    record = replace(record, requeues=record.requeues + 1)
+    record.save(layout.slurm)
+    state = RunState.load(layout)
+    replace(state, phase="queued", supervisor=None).save(layout)
+    try:
+        slurm("scontrol", "requeue", number)
+        console.report(f"job {number} goes back into the queue")
+        signal.pause()  # Slurm ends this step
+    except GanglineError as error:
+        console.report(f"{error.what}: {error.seen}; another job is submitted")
+    try:
+        job = slurm("sbatch", "--parsable", str(layout.folder / SCRIPT)).strip().partition(";")[0]
+        replace(record, job=job, submitted=now_iso()).save(layout.slurm)
+    except GanglineError as error:
+        replace(record, leaving=0).save(layout.slurm)
+        replace(state, phase="stopped", supervisor=None, error=error.to_json()).save(layout)
+        console.report(f"{error}")
+        return 1
+    return 0

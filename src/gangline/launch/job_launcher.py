@@ -1,0 +1,157 @@
+"""The base of backends where one command on the head starts the host agent of every host, such as mpirun or srun.
+
+A backend adds that command (`AgentBackend.launcher`) and what its end means (`JobLauncherBackend.ended`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+from gangline.errors import RunFailed
+from gangline.launch.agents import PAUSE_S, UNUSABLE, AgentBackend, Started, on_each, run_starter, start_agent
+from gangline.launch.backend import HostStatus, JobLauncher, LaunchRequest, Leftover
+from gangline.launch.poll import process_runs, read_record
+from gangline.transport.bootstrap import agent_zipapp
+from gangline.transport.transport import AGENT, Transport, read_if_there
+
+OFFER = (AGENT, "foreground", "offer")
+LAUNCH = (AGENT, "foreground", "launch")
+AGENT_FILE = "agent.pyz"
+END_S = 30.0
+TAIL_BYTES = 2000
+
+
+class JobLauncherBackend(AgentBackend):
+    """The agents are children of the launcher's processes: when those end, they have their ranks save and exit."""
+
+    program: ClassVar[str]
+    """What the launcher is called in errors."""
+    remedy: ClassVar[str]
+    """What to do where it ended with an exit code other than 0; {host}: the head."""
+
+    def start_agents(
+        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Started
+    ) -> None:
+        """See `AgentBackend.start_agents`. Every host gets its request; the launcher starts its agent."""
+        launcher = _of(request)
+        self.start_all(request, begun, lambda part: _bring_agent(part.folder, transports[part.host]))
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            offers = pool.submit(
+                self.start_all,
+                request,
+                begun,
+                lambda part: start_agent(part, transports[part.host], asked, argv=OFFER),
+            )
+            try:
+                asked_launcher = {"folder": launcher.folder, "argv": launcher.argv}
+                run_starter(transports[launcher.host], LAUNCH, asked_launcher, self._unsaid, self._unsaid["fix"], END_S)
+                while not wait([offers], PAUSE_S * 4).done:
+                    if failure := self._failure(launcher, transports[launcher.host]):
+                        raise failure
+            except BaseException:
+                self._call_off(request, transports)
+                raise
+            offers.result()
+
+    def withdraw(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
+        """See `AgentBackend.withdraw`."""
+        self._call_off(request, transports)
+        _end(_of(request), transports)
+
+    def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
+        """See `Backend.poll`. Hosts whose ranks exited because the launcher had ended have failed, with its error."""
+        statuses = super().poll(request, transports)
+        if not any(status.reason == "unlaunched" for status in statuses):
+            return statuses
+        launcher = _of(request)
+        try:
+            failure = self._failure(launcher, transports[launcher.host])
+        except UNUSABLE:
+            failure = None
+        failure = failure or RunFailed(
+            f"{self.program} on {launcher.host} ended while the ranks were running",
+            seen="the host agents below it have ended with it",
+            fix=f"its log is {launcher.folder}/launcher.log; then: gangline resume",
+        )
+        return [
+            replace(status, error=failure.to_json(), returncode=status.returncode or 1)
+            if status.reason == "unlaunched"
+            else status
+            for status in statuses
+        ]
+
+    def stop(self, request: LaunchRequest, transports: Mapping[str, Transport], *, now: bool, **how: Any) -> list[str]:
+        """See `Backend.stop`. It ends by itself with the last agent; one that does not is ended with `now`."""
+        missed = super().stop(request, transports, now=now, **how)
+        head = request.on({_of(request).host})
+        if now and not missed and head.hosts and super().poll(head, transports)[0].phase not in {"starting", "running"}:
+            _end(_of(request), transports)
+        return missed
+
+    def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
+        """See `Backend.verify`."""
+        left = super().verify(request, transports)
+        launcher = _of(request)
+        if launcher.host in request.names and not any(each.host == launcher.host for each in left):
+            with suppress(*UNUSABLE):
+                record = read_record(transports[launcher.host], PurePath(launcher.folder, "launcher.json"))
+                if record is not None and process_runs(transports[launcher.host], record):
+                    what = f"process {record['pid']}: {self.program}"
+                    left.append(Leftover(host=launcher.host, kind="process", what=what))
+        return left
+
+    def _call_off(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
+        """Withdraw the requests that no agent has taken."""
+        on_each(
+            request, lambda part: transports[part.host].write(PurePath(part.folder, "withdrawn"), b""), timeout_s=END_S
+        )
+
+    def _failure(self, launcher: JobLauncher, head: Transport) -> RunFailed | None:
+        """Why the launcher has ended; None while it runs."""
+        record = read_record(head, PurePath(launcher.folder, "ended.json"))
+        if record is None:
+            return None
+        code = int(record["returncode"])
+        data = read_if_there(head, PurePath(launcher.folder, "launcher.log")) or b""
+        log = data[-TAIL_BYTES:].decode(errors="replace").strip()
+        if code < 0:
+            how = f"was killed by signal {-code}"
+            fix = f"find out who ended it on {launcher.host} (a batch system, the kernel for want of memory)"
+        else:
+            how, fix = f"ended with exit code {code}", self.remedy.format(host=launcher.host)
+        return RunFailed(
+            f"{self.program} on {launcher.host} {how}, and the host agents with it",
+            seen=log or f"it printed nothing; its log is {launcher.folder}/launcher.log",
+            fix=f"{fix}; then: gangline resume",
+        )
+
+    @property
+    def _unsaid(self) -> Mapping[str, str]:
+        """The parts of the error that the agent leaves empty."""
+        return {
+            "what": f"{self.program} did not start",
+            "seen": f"expected a running {self.program}",
+            "fix": "look at the load and the disk of that host, try again",
+        }
+
+
+def _of(request: LaunchRequest) -> JobLauncher:
+    assert request.launcher is not None, "a request that this backend has rendered"
+    return request.launcher
+
+
+def _bring_agent(folder: str, transport: Transport) -> None:
+    transport.write(PurePath(folder, AGENT_FILE), agent_zipapp())
+
+
+def _end(launcher: JobLauncher, transports: Mapping[str, Transport]) -> None:
+    """End it, if it runs; `verify` covers a head that does not answer."""
+    asked = json.dumps({"folder": launcher.folder}).encode()
+    with suppress(*UNUSABLE):
+        transports[launcher.host].run((AGENT, "foreground", "end"), stdin=asked, timeout_s=END_S)

@@ -1,0 +1,139 @@
+"""The backend `slurm`: one `srun` in an allocation starts the host agent of every node.
+
+Nodes are reached by srun, too (gangline.transport.srun): no ssh between them, no daemon, and whatever gangline starts
+is a step of the user's job, so that Slurm ends it with the job. Slurm gives out GPUs and cores: gangline takes no
+leases here.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+from gangline.errors import UsageError
+from gangline.launch.backend import JobLauncher, LaunchRequest, Promises
+from gangline.launch.job_launcher import AGENT_FILE, JobLauncherBackend
+from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, SlurmRequest
+from gangline.transport.srun import OVERLAP, slurm
+
+PICK = (
+    "import os, sys; "
+    "place = dict(zip(sys.argv[1::2], sys.argv[2::2]))[os.environ['SLURMD_NODENAME']]; "
+    f"os.execv(sys.executable, [sys.executable, place + '/{AGENT_FILE}', 'foreground', 'step', place])"
+)
+"""What srun starts on every node; behind it stand pairs of a node and the folder of its agent."""
+
+
+class SlurmBackend(JobLauncherBackend):
+    """The agents are tasks of one step of the job: Slurm ends them with it, and after a notice."""
+
+    name: ClassVar[str] = "slurm"
+    promises: ClassVar[Promises] = Promises(warm_restart=False)
+    program: ClassVar[str] = "srun"
+    remedy: ClassVar[str] = "`squeue` and `sinfo` on {host} say how the job and its nodes stand"
+
+    def hosts(self, cluster: Cluster, variables: Mapping[str, str]) -> Cluster:
+        """See `Backend.hosts`: the nodes of the allocation that we are in."""
+        if any(host.transport != "srun" for host in cluster.hosts):
+            raise UsageError(
+                "the hosts of this cluster file are no nodes of Slurm",
+                seen=f"backend: slurm, with {cluster.hosts[0].name} and others",
+                fix="write the key `slurm` in place of `hosts`; in an allocation no cluster file is needed",
+            )
+        job = variables.get(IN_ALLOCATION)
+        if job is None:
+            raise UsageError(
+                "this runs inside an allocation of Slurm only",
+                seen=f"no {IN_ALLOCATION} here",
+                fix="gangline train and gangline run submit a job by themselves; for the others: salloc first",
+            )
+        return allocated(cluster, job)
+
+    def render(self, cluster: Cluster, *words: Any, **how: Any) -> LaunchRequest:
+        """See `Backend.render`."""
+        request = super().render(cluster, *words, **how)
+        return replace(request, hosts=tuple(replace(part, leases=None) for part in request.hosts))
+
+    def launcher(self, cluster: Cluster, request: LaunchRequest) -> JobLauncher:
+        """See `AgentBackend.launcher`."""
+        head = request.hosts[0]
+        job = cluster.host(head.host).allocation
+        places = [word for part in request.hosts for word in (part.host, part.folder)]
+        argv = (
+            "srun",
+            f"--jobid={job}",
+            f"--nodelist={','.join(request.names)}",
+            f"--nodes={len(request.hosts)}",
+            f"--ntasks={len(request.hosts)}",
+            "--ntasks-per-node=1",
+            *OVERLAP,
+            f"--job-name=gangline-{request.run_id}",
+            *("python3", "-c", PICK),
+            *places,
+        )
+        return JobLauncher(host=head.host, folder=str(PurePath(head.rank_files) / "srun"), argv=argv)
+
+
+# The nodes of an allocation.
+
+
+def allocated(cluster: Cluster, job: str) -> Cluster:
+    """The cluster with the nodes of a job as its hosts; raises what `slurm` does."""
+    asked = cluster.slurm or SlurmRequest(nodes=1)
+    nodes = read_nodes(slurm("scontrol", "--details", "show", "job", job))
+    names = [name for listed, _ in nodes for name in slurm("scontrol", "show", "hostnames", listed).split()]
+    gpus = [count for listed, count in nodes for _ in slurm("scontrol", "show", "hostnames", listed).split()]
+    if not names:
+        raise UsageError(
+            f"Slurm's job {job} has no nodes", seen="it waits, or has ended", fix=f"squeue -j {job} says how it stands"
+        )
+    addresses = read_addresses(slurm("scontrol", "--oneliner", "show", "node", ",".join(names)))
+    hosts = tuple(
+        _node(asked, name, job, address=addresses[name], gpus=count) for name, count in zip(names, gpus, strict=True)
+    )
+    return replace(cluster, hosts=hosts, backend="slurm")
+
+
+def _node(asked: SlurmRequest, name: str, job: str, *, address: str, gpus: int) -> Host:
+    return Host(
+        name=name,
+        workdir=f"{asked.workdir.rstrip('/')}/{name}",
+        python=asked.python,
+        transport="srun",
+        allocation=job,
+        environment=asked.environment,
+        address=_as_ip(address),
+        slots=gpus or asked.slots,
+        env=dict(asked.env),
+    )
+
+
+NODES = re.compile(r"^\s+Nodes=(\S+) (.*)$", re.MULTILINE)
+GPUS = re.compile(r"gpu(?::[\w.-]+)?:(\d+)(?:\(|$|,)")
+
+
+def read_nodes(said: str) -> list[tuple[str, int]]:
+    """Lists of nodes and the GPUs that the job has on each of them, from `scontrol --details show job`."""
+    return [
+        (listed, sum(int(count) for count in GPUS.findall(rest.partition("GRES=")[2])))
+        for listed, rest in NODES.findall(said)
+    ]
+
+
+def read_addresses(said: str) -> dict[str, str]:
+    """The address of each node, from `scontrol --oneliner show node`."""
+    rows = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in said.splitlines() if line]
+    return {row["NodeName"]: row.get("NodeAddr", row["NodeName"]) for row in rows}
+
+
+def _as_ip(address: str) -> str:
+    """The IP address of a node, as this computer resolves it; its name where that fails."""
+    try:
+        found: Sequence[Any] = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return address
+    return str(found[0][4][0])

@@ -1,0 +1,33 @@
+"""Runs whose hosts are nodes of a Slurm job: whether that job is over, and with it every process of the run."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from gangline.errors import GanglineError
+from gangline.runs.cluster import Cluster
+from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import load_if_there
+from gangline.runs.state import ProcessId
+from gangline.transport.srun import find_job
+
+
+def is_over(cluster: Cluster) -> bool:
+    """Whether the allocation of a run's hosts has ended; False where Slurm does not say."""
+    if not cluster.hosts or cluster.head.transport != "srun" or cluster.head.allocation is None:
+        return False
+    with suppress(GanglineError):
+        job = find_job(cluster.head.allocation)
+        return job is None or not job.active
+    return False
+
+
+def prepares(layout: RunLayout, process: ProcessId) -> bool:
+    """Whether the process lives that prepares an attempt: this computer's, or that of a job of Slurm on its node."""
+    record = load_if_there(layout.slurm, dict)
+    if record is None:
+        return process.is_alive
+    with suppress(GanglineError):
+        job = find_job(str(record.get("job")))
+        return job is not None and job.active
+    return True

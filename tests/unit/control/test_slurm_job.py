@@ -1,0 +1,161 @@
+"""A run as a job of Slurm: its script, and its way through the queue."""
+
+import pytest
+
+from gangline.control import slurm_job
+from gangline.control.slurm_job import SlurmRecord, cancel_waiting, script, submit, wait_until_begun, waiting_line
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
+from gangline.runs.cluster import Cluster, SlurmRequest
+from gangline.runs.layout import RunLayout
+from gangline.runs.state import RunState
+from gangline.transport.srun import SlurmJob
+
+ASKED = SlurmRequest(nodes=2, partition="gpu", gpus_per_node="a100:4", time="04:00:00", poll_s=0, notice_s=90)
+CLUSTER = Cluster(name="campus", hosts=(), backend="slurm", slurm=ASKED)
+
+
+class Lines:
+    """A console that keeps its lines."""
+
+    def __init__(self):
+        self.lines = []
+
+    def report(self, line):
+        self.lines.append(line)
+
+    def progress(self, _line):
+        """Not kept."""
+
+
+@pytest.fixture
+def layout(tmp_path):
+    layout = RunLayout(tmp_path / "a home", "calm-otter-7")
+    layout.folder.mkdir(parents=True)
+    return layout
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """What Slurm answers about each job, one after the other, and the commands that it was given."""
+    jobs, given = {}, []
+
+    def answer(*words, **_more):
+        given.append(words)
+        return "41;cluster\n" if words[0] == "sbatch" else ""
+
+    def find(number):
+        found = jobs[number].pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found() if callable(found) else found
+
+    monkeypatch.setattr(slurm_job, "slurm", answer)
+    monkeypatch.setattr(slurm_job, "find_job", find)
+    monkeypatch.setattr(slurm_job, "LOOK_S", 0.0)
+    return jobs, given
+
+
+def test_the_script_asks_for_what_the_cluster_file_says(layout):
+    text = script(layout, ASKED, name="tiny")
+    options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert {"--partition=gpu", "--nodes=2", "--gpus-per-node=a100:4", "--time=04:00:00"} <= set(options)
+    assert {"--requeue", "--no-kill", "--signal=B:USR1@90", "--open-mode=append"} <= set(options)
+    assert f"'--chdir={layout.folder}'" in options
+
+
+def test_gpus_can_be_asked_for_as_gres_and_sites_have_lines_of_their_own(layout):
+    asked = SlurmRequest(
+        nodes=1, gpus_per_node="4", dialect="gres", options=("--comment=a b",), setup=("module load x",)
+    )
+    text = script(layout, asked, name="tiny")
+    assert "#SBATCH --gres=gpu:4" in text
+    assert "#SBATCH '--comment=a b'" in text
+    assert text.index("module load x") < text.index("exec ")
+
+
+def test_a_submitted_run_is_queued_and_its_secrets_are_for_its_user_alone(layout, queue):
+    state = RunState(name="tiny", phase="queued")
+    assert submit(layout, CLUSTER, state, force=False, secrets={"HF_TOKEN": "hf_canary"}) == "41"
+    assert RunState.load(layout).phase == "queued"
+    assert SlurmRecord.of(layout).job == "41"
+    holders = [path for path in layout.folder.iterdir() if "hf_canary" in path.read_text()]
+    assert [(path.name, path.stat().st_mode & 0o777) for path in holders] == [("secrets.json", 0o600)]
+
+
+def waiting(layout, job="41"):
+    RunState(name="tiny", phase="queued").save(layout)
+    SlurmRecord(job=job, submitted="", cluster=CLUSTER).save(layout.slurm)
+
+
+def test_the_way_through_the_queue_is_told_once_per_change(layout, queue):
+    waiting(layout)
+
+    def begins():
+        RunState(name="tiny", phase="running").save(layout)
+        return SlurmJob(id="41", state="RUNNING", nodes=("n0",))
+
+    pending = SlurmJob(id="41", state="PENDING", reason="Priority", starts="2026-11-27T01:02:03")
+    silent = HostUnreachable("squeue cannot reach Slurm's controller")
+    queue[0]["41"] = [pending, pending, silent, pending, begins]
+    console = Lines()
+    wait_until_begun(layout, console)
+    waits = "job 41 waits: Priority (other jobs come first); Slurm expects it to start at 2026-11-27T01:02:03"
+    silence = "Slurm does not answer (squeue cannot reach Slurm's controller); job 41 stays in its queue"
+    assert console.lines[:3] == [waits, silence, waits]
+
+
+def test_a_job_that_ends_in_the_queue_is_an_error_with_the_end_of_its_log(layout, queue):
+    waiting(layout)
+    (layout.folder / "slurm-41.log").write_text("bash: line 3: module: command not found\n")
+    queue[0]["41"] = [SlurmJob(id="41", state="FAILED")] * 2
+    with pytest.raises(RunFailed, match=r"ended before calm-otter-7 began") as caught:
+        wait_until_begun(layout, Lines())
+    assert "module: command not found" in caught.value.seen
+    assert RunState.load(layout).phase == "failed"
+
+
+def test_a_waiting_run_is_taken_out_of_the_queue(layout, queue):
+    waiting(layout)
+    assert cancel_waiting(layout)
+    assert queue[1] == [("scancel", "41")]
+    assert RunState.load(layout).phase == "stopped"
+    assert not cancel_waiting(layout)
+
+
+def test_a_run_that_is_no_job_of_slurm_does_not_wait(layout, queue):
+    RunState(name="tiny", phase="queued").save(layout)
+    wait_until_begun(layout, Lines())
+    assert not cancel_waiting(layout)
+    assert queue[1] == []
+
+
+@pytest.mark.parametrize("reason", sorted(slurm_job.REASONS))
+def test_reasons_of_slurm_are_told_in_plain_words(reason):
+    line = waiting_line("41", SlurmJob(id="41", state="PENDING", reason=reason))
+    assert f"{reason} ({slurm_job.REASONS[reason]})" in line
+
+
+def test_a_refused_requeue_becomes_another_job(layout, monkeypatch):
+    waiting(layout, job="40")
+
+    def answer(*words, **_more):
+        if words[0] == "scontrol":
+            raise GanglineError("scontrol refused", seen="Requested operation is presently disabled")
+        return "41\n"
+
+    monkeypatch.setattr(slurm_job, "slurm", answer)
+    assert slurm_job._requeue(layout, "40", Lines()) == 0
+    record = SlurmRecord.of(layout)
+    assert (record.job, record.requeues, RunState.load(layout).phase) == ("41", 1, "queued")
+
+
+def test_a_run_that_cannot_be_requeued_is_stopped_and_says_why(layout, monkeypatch):
+    waiting(layout, job="40")
+
+    def answer(*_words, **_more):
+        raise GanglineError("sbatch refused", seen="maintenance")
+
+    monkeypatch.setattr(slurm_job, "slurm", answer)
+    assert slurm_job._requeue(layout, "40", Lines()) == 1
+    state = RunState.load(layout)
+    assert (state.phase, state.error["seen"], SlurmRecord.of(layout).leaving) == ("stopped", "maintenance", 0)

@@ -1,0 +1,76 @@
+"""Slurm's commands: what they are given, what their words mean."""
+
+import pytest
+
+from gangline.errors import GanglineError, HostUnreachable
+from gangline.runs.cluster import Host
+from gangline.transport import srun
+
+
+def test_commands_see_neither_the_options_of_an_allocation_nor_secrets():
+    around = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/s.conf",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "3",
+        "SBATCH_PARTITION": "x",
+        "HF_TOKEN": "hf_secret",
+    }
+    assert srun.environment(around) == {"PATH": "/bin", "SLURM_CONF": "/etc/s.conf"}
+
+
+def test_a_step_takes_nothing_from_others_and_names_its_job_and_node():
+    words = srun.step_argv(Host(name="n3", workdir="/w", python="", transport="srun", allocation="41"), "--pty")
+    assert words[:3] == ["srun", "--jobid=41", "--nodelist=n3"]
+    assert {"--overlap", "--mem=0", "--no-kill", "--pty", "--ntasks=1"} <= set(words)
+
+
+SUBMISSION = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.mark.parametrize(
+    ("stderr", "kind", "fix"),
+    [
+        (f"{SUBMISSION}Invalid partition name specified", GanglineError, "slurm.partition"),
+        (f"{SUBMISSION}Invalid account or account/partition combination specified", GanglineError, "slurm.account"),
+        (f"{SUBMISSION}Invalid generic resource (gres) specification", GanglineError, "gpus_per_node"),
+        (f"{SUBMISSION}Requested node configuration is not available", GanglineError, "sinfo -N"),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", HostUnreachable, "slurmctld"),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", HostUnreachable, "slurmctld"),
+    ],
+)
+def test_a_refusal_has_the_words_of_slurm_and_ours(stderr, kind, fix):
+    error = srun.refused(("sbatch", "x"), stderr)
+    assert type(error) is kind
+    assert stderr in error.seen
+    assert fix in error.fix
+
+
+def test_escape_sequences_of_slurm_reach_no_terminal():
+    assert "\x1b" not in srun.refused(("sbatch",), "sbatch: error: \x1b[31mno\x1b[0m").seen
+
+
+def test_jobs_are_read_from_squeue():
+    job = srun.read_job("41|PENDING|Priority||2026-11-27T01:02:03|N/A|4294")
+    assert (job.id, job.waits, job.active, job.nodes) == ("41", True, True, ())
+    assert (job.reason, job.starts, job.ends) == ("Priority", "2026-11-27T01:02:03", "")
+    job = srun.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03|2026-11-27T02:02:03|1")
+    assert (job.waits, job.active, job.nodes, job.reason) == (False, True, ("n1", "n2"), "")
+    assert not srun.read_job("43|CANCELLED|None||N/A|N/A|1").active
+
+
+def test_a_job_that_slurm_has_forgotten_is_none(monkeypatch):
+    def forgotten(*_words):
+        raise srun.refused(("squeue",), "slurm_load_jobs error: Invalid job id specified")
+
+    monkeypatch.setattr(srun, "slurm", forgotten)
+    assert srun.find_job("41") is None
+
+
+def test_a_silent_controller_is_no_answer(monkeypatch):
+    def silent(*_words):
+        raise srun.refused(("squeue",), "Unable to contact slurm controller")
+
+    monkeypatch.setattr(srun, "slurm", silent)
+    with pytest.raises(HostUnreachable):
+        srun.find_job("41")
