@@ -110,8 +110,7 @@ class Lease(NamedTuple):
 
     def to_json(self) -> Dict[str, Any]:
         """As a record for the controller."""
-        row = {"slot": self.slot, "user": self.user, "run": self.run, "since": self.since, "pid": self.pid}
-        return dict(row, holder=None if self.pid is None else login(self.pid_uid))
+        return {"slot": self.slot, "user": self.user, "run": self.run, "seen": self.seen}
 
 
 def login(uid: Optional[int]) -> str:
@@ -183,6 +182,11 @@ def held(kind: str = "") -> List[Lease]:
 def of_others(kind: str = "") -> List[Lease]:
     """Those of other users."""
     return [lease for lease in held(kind) if not lease.is_own]
+
+
+def rows_of_others(_request: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """GPUs and CPU slots that other users of this machine have: a section of `facts`."""
+    return [lease.to_json() for lease in of_others() if not lease.slot.startswith("port-")]
 
 
 def sweep() -> None:

@@ -195,6 +195,20 @@ def _in_instances(facts: HostFacts, _host: Host) -> Iterator[str]:
             yield f"{_named(gpu)}: MIG is on"
 
 
+@each_host.warn(
+    "E-GPU-12",
+    title="a GPU is in use by another user",
+    meaning="a start that takes this card is refused until that run has ended",
+    fix="wait for it, or ask that user; or take other cards: CUDA_VISIBLE_DEVICES in `env` of this host",
+)
+def _of_another_user(facts: HostFacts, _host: Host) -> Iterator[str]:
+    """A name of a lease has `_` where a UUID could have what is no letter, figure or hyphen."""
+    named = {"gpu-" + re.sub(r"[^A-Za-z0-9-]", "_", gpu.uuid): _named(gpu) for gpu in facts.gpus}
+    for lease in facts.leases:
+        if lease.slot.startswith("gpu-"):
+            yield f"{named.get(lease.slot, lease.what)} by {lease.words}"
+
+
 TRAINER: list[Rule] = []
 """Rules for gangline's own trainer; the user's own command may train on what it likes."""
 for_trainer, _ = adders(TRAINER)

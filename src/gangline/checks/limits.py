@@ -80,6 +80,18 @@ def _logout(facts: HostFacts, host: Host) -> Iterator[str]:
         yield "KillUserProcesses=yes in systemd's logind.conf, and the user does not linger"
 
 
+@each_host.warn(
+    "E-LIM-06",
+    title="other users' runs leave too few cores",
+    meaning="a start on CPU slots is refused where all users together would have more of them than there are cores",
+    fix="wait for it, or ask that user; or give this host fewer slots",
+)
+def _cores(facts: HostFacts, host: Host) -> Iterator[str]:
+    taken = [lease for lease in facts.leases if lease.slot == "cpu"]
+    if taken and not facts.gpus and len(taken) + host.slots > facts.num_cpus:
+        yield f"{len(taken)} of {facts.num_cpus} cores: {', '.join(dict.fromkeys(lease.words for lease in taken))}"
+
+
 # Is there memory to work in?
 
 

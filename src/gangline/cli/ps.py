@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from gangline.cli.options import AsJson, argument
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.context import default_home
 from gangline.control.listing import RunListing, list_runs
+from gangline.control.other_users import leases_here
 from gangline.control.supervision import open_run
 from gangline.errors import NewerRecord
 from gangline.report.run_history import attempt_rows, attempt_table, read_history
@@ -44,8 +46,9 @@ def _list_runs(*, as_json: bool) -> None:
     home = default_home()
     listed = list_runs(home)
     rows = [_row(each) for each in listed]
+    others = leases_here()
     if as_json:
-        print_json({"runs": rows})
+        print_json({"runs": rows, "other_users": [dataclasses.asdict(lease) for lease in others]})
     elif rows:
         header = ("run", "job", "phase", "attempt", "step", "loss", "created", "updated")
         now = datetime.now(timezone.utc)
@@ -55,6 +58,10 @@ def _list_runs(*, as_json: bool) -> None:
     for each in listed:
         if each.damage is not None and not as_json:
             Terminal().report(f"{each.record.id}: {each.damage.what}: {each.damage.seen}")
+    for text in (
+        () if as_json else dict.fromkeys(f"this computer: {each.what} is in use by {each.words}" for each in others)
+    ):
+        Terminal().report(text)
     for each in listed:
         if each.record.refused is not None:
             raise each.record.refused

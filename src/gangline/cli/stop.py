@@ -12,6 +12,7 @@ from gangline.cli.options import RunId
 from gangline.cli.output import Terminal, print_data
 from gangline.context import default_home
 from gangline.control.end import rehearse_stop, stop
+from gangline.control.other_users import refuse_of_another
 from gangline.control.slurm_job import cancel_waiting, require_gone
 from gangline.control.supervision import RunHandle, open_run
 from gangline.errors import HostUnreachable, UsageError
@@ -48,6 +49,7 @@ def command(
             seen="when a host leaves, the run saves first and continues from that checkpoint",
             fix="leave out one of them",
         )
+    refuse_of_another(run, home=default_home())
     layout = find_run(default_home(), run)
     if not (dry_run or hosts) and cancel_waiting(layout):
         require_gone(layout, Terminal())

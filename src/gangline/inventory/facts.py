@@ -472,6 +472,29 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherLease:
+    """What a run of another user of a host has there."""
+
+    slot: str
+    """gpu-<UUID>, or cpu."""
+    user: str
+    run: str = ""
+    """"" where no run is named."""
+    seen: str = ""
+    """Since when, and which process holds it."""
+
+    @property
+    def what(self) -> str:
+        """What it is, for people."""
+        return "a core" if self.slot == "cpu" else self.slot.removeprefix("gpu-")
+
+    @property
+    def words(self) -> str:
+        """Whose it is, and since when."""
+        return f"{self.user}: {self.run or 'no run is named'} {self.seen}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts(Record):
     """What was read off one host."""
 
@@ -500,6 +523,8 @@ class HostFacts(Record):
     gpu_driver: GpuDriver = field(default_factory=GpuDriver)
     other_gpus: tuple[OtherGpu, ...] = ()
     """GPUs of other makers, those of processors too."""
+    leases: tuple[OtherLease, ...] = ()
+    """Of other users."""
     topology: Topology | None = None
     """How the GPUs and network adapters are joined."""
     system: System = field(default_factory=System)

@@ -24,6 +24,7 @@ from gangline.inventory.facts import (
     Inventory,
     Nic,
     OtherGpu,
+    OtherLease,
     ProcessLimits,
     Rdma,
     Resolved,
@@ -61,6 +62,7 @@ class _Sections:
     nics: tuple[Nic, ...] = ()
     rdma: Rdma = field(default_factory=Rdma)
     other_gpus: tuple[OtherGpu, ...] = ()
+    leases: tuple[OtherLease, ...] = ()
     storage: tuple[Folder, ...] = ()
     limits: ProcessLimits = field(default_factory=ProcessLimits)
     variables: tuple[Variable, ...] = ()
@@ -125,7 +127,7 @@ def read_facts(host: str, data: Any, *, asked_s: float | None = None, answered_s
         **_gpus(said.get("gpus")),
         topology=parse_topology(_long_text(said.get("topology"), "topology") or ""),
         names=_names(said.get("names")),
-        **{name: getattr(sections, name) for name in ("nics", "rdma", "other_gpus", "storage", "limits", "variables")},
+        **{name: getattr(sections, name) for name in _Sections.__dataclass_fields__ if name != "files"},
         programs=programs.found,
         pythons=programs.pythons,
         files=tuple(
@@ -134,6 +136,11 @@ def read_facts(host: str, data: Any, *, asked_s: float | None = None, answered_s
         ),
         unread=tuple(Unread(section=_clean(name, ""), why=_clean(why, name)) for name, why in errors.items()),
     )
+
+
+def read_leases(rows: Any) -> tuple[OtherLease, ...]:
+    """The leases in a section of facts; raises Unreadable."""
+    return checked(_Sections, {"leases": rows or []}, "").leases
 
 
 def checked(kind: type[_T], data: Any, where: str) -> _T:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from gangline.agent import machine_leases
 from gangline.agent.provision import tree_stream
 from gangline.agent.rpc import command
 from gangline.agent.rpc.wire import ServedRequest
@@ -69,6 +70,11 @@ ALONE = (
     "import runpy; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 """Runs a module as -m does, for a Python older than 3.11, which has no -P."""
+
+
+def leases_of_others() -> list[dict[str, Any]]:
+    """What other users of this computer have, as `facts` of a host says it."""
+    return machine_leases.rows_of_others({})
 
 
 class LocalTransport:

@@ -44,10 +44,14 @@ TOPOLOGY_FILE = """<system version="1"><cpu numaid="0"><pci busid="0000:{bus}:00
 <gpu dev="0" sm="89" rank="0" gdr="1"/></pci></cpu></system>"""
 
 
+def lease(slot):
+    return {"slot": slot, "user": "anna", "run": "calm-otter-7", "seen": "since 2026-11-26 21:20:02 (process 4711)"}
+
+
 def put(answer, place, **more):
     """The answer with other values at a place such as "nics.0" or "gpus.cards.0"."""
     target = answer
-    for word in place.split("."):
+    for word in place.split(".") if place else ():
         target = target[int(word) if word.isdigit() else word]
     target |= more
     return answer
@@ -190,6 +194,18 @@ ONE_CHANGE = {
         "E-GPU-11",
         ("pc1",),
         {"pc1": with_other(cpu_only(), {**RADEON, "integrated": True, "memory_bytes": 96 * GIB})},
+        (),
+    ),
+    "a card that another user has": (
+        "E-GPU-12",
+        ("pc2",),
+        {"pc2": put(pc("pc2"), "", leases=[lease("gpu-" + pc("pc2")["gpus"]["cards"][0]["uuid"])])},
+        (),
+    ),
+    "cores that other users have": (
+        "E-LIM-06",
+        ("pc2",),
+        {"pc2": put(cpu_only("pc2"), "", leases=[lease("cpu")] * cpu_only("pc2")["system"]["num_cpus"])},
         (),
     ),
     "a card in instances": ("E-GPU-10", ("pc2",), {"pc2": put(pc("pc2"), "gpus.cards.0", mig=True)}, ()),
@@ -421,3 +437,15 @@ def test_a_container_does_not_own_the_cards_that_it_sees():
 
 def test_a_radeon_beside_a_card_that_trains_is_for_the_screen():
     assert "E-GPU-11" not in {row[0] for row in found({"pc1": with_other(pc(), RADEON)})}
+
+
+def test_whose_a_card_is_stands_in_the_evidence():
+    answer = put(pc("pc2"), "", leases=[lease("gpu-" + pc("pc2")["gpus"]["cards"][0]["uuid"]), lease("cpu")])
+    (row,) = [each for each in findings({"pc2": answer}) if each.id == "E-GPU-12"]
+    assert row.evidence.startswith("GPU 0 (")
+    assert row.evidence.endswith(") by anna: calm-otter-7 since 2026-11-26 21:20:02 (process 4711)")
+
+
+def test_cores_of_others_are_no_fault_where_there_are_enough():
+    answer = put(cpu_only("pc2"), "", leases=[lease("cpu")])
+    assert "E-LIM-06" not in {row[0] for row in found({"pc2": answer})}

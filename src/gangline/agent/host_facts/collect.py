@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
+from gangline.agent import machine_leases
 from gangline.agent.bounded import stretched
 from gangline.agent.host_facts.interfaces import nics, rdma, routes
 from gangline.agent.host_facts.nvidia import gpus, topology
@@ -59,6 +60,7 @@ SECTIONS: Dict[str, Callable[[Dict[str, Any]], Any]] = {
     "rdma": rdma,
     "gpus": gpus,
     "other_gpus": other_gpus,
+    "leases": machine_leases.rows_of_others,
     "topology": topology,
     "storage": storage,
     "limits": limits,
