@@ -100,6 +100,7 @@ class Lab:
     def replace(self, name: str) -> LabHost:
         """After its end: a host with the same name and address, a new disk and a new host key."""
         old = self[name]
+        self._network.pull(old.number)
         settings = self._site.host(self._site.names.index(name), self._kinds[name], accepts=self._accepts)
         (host,) = self._boot([(old.number, {**settings, **self._mesh})])
         self.hosts[self.hosts.index(old)] = host

@@ -4,6 +4,7 @@ Addresses: host number i has 10.77.0.(10+i), and 10.78.0.(10+i) on its second ne
 is 10.77.0.2, the outsider 10.77.0.3. Nothing leads out of these networks.
 """
 
+import contextlib
 import subprocess
 
 from tests.lab.namespaces import PATH, LabFailed, Mode, Space
@@ -45,6 +46,12 @@ class Network:
             )
         ]
         self.run(["ip", "-batch", "-"], "\n".join(lines) + "\n")
+
+    def pull(self, number: int) -> None:
+        """Remove the cables of a host that has ended; the kernel does that, too, but later."""
+        for nic in range(self.num_nics):
+            with contextlib.suppress(LabFailed):
+                self.run(["ip", "link", "delete", port(number, nic)])
 
     def run(self, argv: list[str], text: str = "") -> str:
         """Run a command in the switch."""
