@@ -89,11 +89,12 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
         sized(job, context)  # what is wrong with rows is told before a day in the queue
         return _submitted(job.name, cluster, context, {"job": job.to_json()}, force=start.force)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
-        decision = _startable(job, cluster, context, force=start.force)
+        decision = _startable(job, cluster, context, force=start.force, look=start.trial is None)
         claim(cluster, context)
         program = worker_program(decision.job)
+        documents = decision.documents() | ({} if start.trial is None else {"trial": dict(start.trial)})
         with (
-            _new_run(job.name, cluster, context, decision.documents()) as layout,
+            _new_run(job.name, cluster, context, documents) as layout,
             slots_held(to_hold(decision.inspection, decision.plan.gang(layout.run_id, 1), context, program), context),
         ):
             _first_attempt(layout, decision, context)
@@ -196,12 +197,12 @@ def resume(
     prefix: str,
     *,
     home: Path,
-    cluster_path: Path | None = None,
+    cluster_path: Path | Cluster | None = None,
     force: bool = False,
     console: Console,
     deps: Dependencies = REAL,
 ) -> RunLayout:
-    """Continue a run from its newest valid checkpoint, on the same hosts or on those of another cluster file.
+    """Continue a run from its newest valid checkpoint, on the same hosts or on those of another cluster (file).
     force: see `StartOptions.force`.
 
     Raises UsageError for a run that is alive or finished, CheckpointError where none of its checkpoints can be used,
@@ -235,7 +236,7 @@ def _next_attempt(run: RunHandle, ended: RunState, cluster: Cluster, context: Co
 
 @contextlib.contextmanager
 def _ended_run(
-    prefix: str, home: Path, cluster_path: Path | None, console: Console, deps: Dependencies
+    prefix: str, home: Path, cluster_path: Path | Cluster | None, console: Console, deps: Dependencies
 ) -> Iterator[tuple[RunHandle, RunState, tuple[Cluster, Context]]]:
     """A run that has ended, its last state, and the hosts on which it is to continue."""
     with open_run(prefix, home=home, deps=deps) as run:

@@ -101,13 +101,15 @@ class StartOptions:
     """The request of `train`, `plan` and `bench`."""
 
     home: Path
-    job: Path | Mapping[str, Any]
-    """A file, or its keys."""
+    job: Path | Mapping[str, Any] | Job
+    """A file, its keys, or what they mean."""
     overrides: tuple[str, ...] = ()
-    cluster: Path | None = None
+    cluster: Path | Cluster | None = None
     """None: this computer alone."""
     force: bool = False
     """Start even if the plan calls it too slow."""
+    trial: Mapping[str, Any] | None = None
+    """The sweep that the run belongs to, which has looked at its rows, and its number there."""
 
 
 def load(start: StartOptions) -> tuple[Job, Cluster]:
@@ -117,6 +119,8 @@ def load(start: StartOptions) -> tuple[Job, Cluster]:
 
 def load_job(start: StartOptions) -> Job:
     """The job of the user's file; raises SpecError with every mistake."""
+    if isinstance(start.job, Job):
+        return start.job
     # pydantic costs 0.2 s, which only verbs that read the user's files pay
     from gangline.config.load import load_job as from_file
 
@@ -142,8 +146,12 @@ def cluster_file(named: Path | None) -> Path | None:
     return named or default_cluster(Path.cwd())
 
 
-def load_cluster(path: Path | None, home: Path) -> Cluster:
-    """The cluster of a file; None: this computer, or the allocation of Slurm that we are in."""
+def load_cluster(path: Path | Cluster | None, home: Path) -> Cluster:
+    """The cluster of a file, or one that is read already; None: this computer, or the allocation of Slurm that we are
+    in.
+    """
+    if isinstance(path, Cluster):
+        return path
     from gangline.config.load import load_cluster as from_file
 
     if path is None and IN_ALLOCATION in os.environ:

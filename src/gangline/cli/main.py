@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "data": ("gangline.cli.data", "show samples as the model will see them: what is learned, cut or left out"),
     "plan": ("gangline.cli.plan", "say whether a job fits, who does what, how long it takes, and why; starts nothing"),
     "train": ("gangline.cli.train", "check, plan, tokenise, start and follow; the run continues when you leave"),
+    "sweep": ("gangline.cli.sweep", "try many values of a job's keys, a run for each, and rank them"),
     "run": ("gangline.cli.run", "run your own script on every host"),
     "bench": ("gangline.cli.bench", "measure the network, the speed of every rank, or how well a job scales"),
     "ps": ("gangline.cli.ps", "list the runs"),

@@ -54,18 +54,20 @@ class Decision:
         return {"job": self.job.to_json(), "plan": self.plan.to_json(), **self.inspection.documents()}
 
 
-def decide(job: Job, cluster: Cluster, context: Context, *, look: bool = True) -> Decision:
+def decide(
+    job: Job, cluster: Cluster, context: Context, *, look: bool = True, inspection: InspectResult | None = None
+) -> Decision:
     """Look, plan, judge; everything that is found is told. Raises DataError for rows that cannot be used, before any
     host is asked where their shape says it, unless they lie on one.
 
-    look: read the rows; a run that goes on has read them. Changes nothing but what is known of speeds: runs that ended
-    since the last look teach it.
+    look: read the rows; a run that goes on has read them. inspection: of these hosts, if they were looked at already.
+    Changes nothing but what is known of speeds: runs that ended since the last look teach it.
     """
     job, rows = _rows(job, cluster, context) if look else (job, RowsReport())
     cluster = with_packages(cluster, job)
     with ThreadPoolExecutor(max_workers=1) as pool:
         tokens = pool.submit(with_lengths, rows, job, cluster.hosts, context.deps) if rows.sources else None
-        inspection = inspect(cluster, START, context, silent=True)
+        inspection = inspection or inspect(cluster, START, context, silent=True)
         rows = tokens.result() if tokens is not None else rows
     job, rows = settled_length(job, rows, context.deps.variables, context.home)
     rows.require(job)

@@ -230,7 +230,7 @@ def _job_without_data(start: StartOptions) -> Job:
     """The job; on machines that nobody has, what it trains on need not be there either."""
     from gangline.config.load import load_job
 
-    return load_job(start.job, start.overrides, needs_data=False)
+    return start.job if isinstance(start.job, Job) else load_job(start.job, start.overrides, needs_data=False)
 
 
 def _stack(name: str) -> SoftwareStack:

@@ -448,6 +448,8 @@ class Job(Record):
     report: ReportJob = ReportJob()
     callbacks: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Rows of `gangline.callbacks.CALLBACKS`, each with its options."""
+    pause_at: int | None = None
+    """After this step the run evaluates, saves and stops, and `resume` goes on; a sweep sets it."""
     max_skipped_steps: int = 3
     """Steps in a row whose loss or gradient is not finite and that are skipped, before the run stops."""
     open: tuple[str, ...] = ()

@@ -26,6 +26,10 @@
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
   export/
   project/  project.json                                                a command's own folder, and what was laid there
+<root>/sweeps/<id>/
+  sweep.json                                                            what was asked
+  state.json  order.json  supervisor.lock  supervisor.log               its supervisor, and what the user ordered
+  trials/<n>/job.json  trial.json  tensorboard/<n>/                     one point, its run and its losses
 <root>/data/<content hash>/                                             token files
 """
 
@@ -36,6 +40,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Protocol
 
 PHASES = (
     "importing",
@@ -69,13 +74,22 @@ AGENT_NAMES: Mapping[str, str] = {
 imports nothing of this package, and has them by the same names in gangline/agent/host_files.py."""
 
 
+class HasFolder(Protocol):
+    """A layout whose files lie in one folder."""
+
+    @property
+    def folder(self) -> Path:
+        """That folder."""
+        ...
+
+
 class RunFile:
     """A path in the run directory, as an attribute of `RunLayout`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, layout: RunLayout, owner: type) -> Path:
+    def __get__(self, layout: HasFolder, owner: type) -> Path:
         return layout.folder / self._name
 
 
@@ -128,6 +142,8 @@ class RunLayout:
     """The host whose supervisor looks after the run."""
     slurm = RunFile("slurm.json")
     """The job of Slurm that the run is."""
+    trial = RunFile("trial.json")
+    """The sweep that the run belongs to, and its number there; not of other runs."""
     order = RunFile("order.json")
     """The user's last order to end an attempt."""
     leave = RunFile("leave.json")
@@ -182,6 +198,49 @@ class RunLayout:
     def of(folder: Path) -> RunLayout:
         """The layout whose run directory is `folder`."""
         return RunLayout(folder.parent.parent, folder.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLayout:
+    """Paths of one sweep, on the computer where it was started."""
+
+    home: Path
+    sweep_id: str
+
+    @property
+    def folder(self) -> Path:
+        """Everything of the sweep but its runs."""
+        return self.home / "sweeps" / self.sweep_id
+
+    request = RunFile("sweep.json")
+    """What was asked."""
+    state = RunFile("state.json")
+    """Where the sweep stands."""
+    order = RunFile("order.json")
+    """The order to end, if there is one."""
+    lock = RunFile("supervisor.lock")
+    """Held while a supervisor drives the sweep."""
+    log = RunFile("supervisor.log")
+    """The output of its supervisors."""
+    tensorboard = RunFile("tensorboard")
+    """One folder per trial."""
+
+    def trial(self, number: int) -> Path:
+        """The folder of one trial."""
+        return self.folder / "trials" / str(number)
+
+    def trial_record(self, number: int) -> Path:
+        """Where a trial stands."""
+        return self.trial(number) / "trial.json"
+
+    def trial_job(self, number: int) -> Path:
+        """Its resolved job."""
+        return self.trial(number) / "job.json"
+
+    def numbers(self) -> list[int]:
+        """The trials that there are."""
+        found = (path.parent.name for path in (self.folder / "trials").glob("*/trial.json"))
+        return sorted(int(name) for name in found if name.isdecimal())
 
 
 # Names of runs: an adjective, an animal of the team, a number, such as calm-otter-7.

@@ -228,6 +228,9 @@ class Loop:
             self._evaluate_if_due(before)
             if report.finish:
                 break
+            if self._is_paused(before):
+                self._save(wait=True)
+                return self._end("stopped")
             if checkpoints.is_due(report, before=before):
                 self._save(wait=False)
         self._save(wait=True)
@@ -262,9 +265,14 @@ class Loop:
         self._stepper.verify_replicas()
         self._checkpoints.save(wait=wait)
 
+    def _is_paused(self, before: int) -> bool:
+        """Whether the run is to stop at this step, which is not its last."""
+        step, pause = self.progress.step, self.session.job.pause_at
+        return pause is not None and before < pause <= step < self.session.total_steps
+
     def _evaluate_if_due(self, before: int) -> None:
         step = self.progress.step
-        if step == self.session.total_steps or self._evaluations.is_due(step, before=before):
+        if step == self.session.total_steps or self._is_paused(before) or self._evaluations.is_due(step, before=before):
             self._evaluate()
 
     def _evaluate(self) -> None:

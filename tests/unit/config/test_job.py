@@ -138,6 +138,7 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
         "method.quantise_experts",  # of qlora, as `bits` is: test_method.py
         "method.adapter",
         "activation_offloading",
+        "pause_at",  # a sweep sets it: tests/unit/sweep/test_drive.py
         "callbacks",  # of plug-ins alone: tests/process/test_plugin_examples.py
         "plugins",
         "schema_version",

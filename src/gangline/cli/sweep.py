@@ -1,0 +1,261 @@
+"""`gangline sweep JOB KEY=A,B ...`: one run per point, and which is the best."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gangline.cli.options import AsJson, ClusterFile, Detach, Force, argument, option
+from gangline.cli.output import Terminal, print_answer, print_data, print_json
+from gangline.cli.signals import exit_code_of
+from gangline.context import cluster_file, default_home
+from gangline.errors import RunFailed, UsageError
+from gangline.report.commands import joined, quoted
+from gangline.report.live import terminal_width
+from gangline.report.text_table import age, table
+
+if TYPE_CHECKING:
+    from gangline.runs.layout import SweepLayout
+    from gangline.sweep.begin import SweepOptions
+    from gangline.sweep.records import SweepState, TrialRecord
+
+OF_SWEEP = ("ls", "show", "stop", "resume", "add", "run")
+
+
+def command(  # noqa: PLR0913  (options of a command line)
+    what: Annotated[Path, argument("JOB|ls|show|stop|resume|add", "job.yaml, or what is done to a sweep")],
+    words: Annotated[
+        list[str] | None,
+        argument("KEY=A,B", "values of a key, or LOW..HIGH[:log] with --random; after show and the like: the sweep"),
+    ] = None,
+    cluster: ClusterFile = None,
+    random: Annotated[int | None, option("draw N points instead of the whole grid", "N")] = None,
+    seed: Annotated[int, option("the same seed draws the same points", "S")] = 0,
+    halving: Annotated[
+        bool, typer.Option("--halving", help="train all a little, then the best of them further, until one is left")
+    ] = False,
+    eta: Annotated[int, option("--halving: one of ETA trials goes on at each rung; by default 3", "ETA")] = 3,
+    at_once: Annotated[int | None, option("trials at the same time at the most", "K")] = None,
+    now: Annotated[bool, typer.Option("--now", help="stop: end the trials without saving")] = False,
+    detach: Detach = False,
+    force: Force = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the command of every point and start nothing")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start one run for each combination of values, each on a free host that holds it; rank them by evaluation loss.
+
+    All points are planned before the first one starts. The sweep continues when you leave. gangline sweep ls lists
+    sweeps, show ID prints the ranking, stop ID saves and ends, resume ID [TRIAL ...] goes on, add ID KEY=A,B adds
+    points.
+    """
+    from gangline.sweep.begin import SweepOptions
+
+    verb, rest = str(what), tuple(words or ())
+    if verb == "ls":
+        _list(as_json=as_json)
+    elif verb in OF_SWEEP:
+        _of_sweep(verb, rest, now=now, detach=detach, dry_run=dry_run, as_json=as_json)
+    else:
+        options = SweepOptions(
+            home=default_home(),
+            job=what,
+            words=rest,
+            cluster=cluster_file(cluster),
+            random=random,
+            seed=seed,
+            halving=halving,
+            eta=eta,
+            at_once=at_once,
+            force=force,
+        )
+        _begin(options, detach=detach, dry_run=dry_run, as_json=as_json)
+
+
+def _begin(options: SweepOptions, *, detach: bool, dry_run: bool, as_json: bool) -> None:
+    from gangline.sweep.begin import commands, create_sweep, plan_sweep
+    from gangline.sweep.lifecycle import spawn_supervisor
+
+    console = Terminal()
+    planned = plan_sweep(options, console=console)
+    console.clear()
+    if dry_run:
+        lines = commands(planned, cluster=options.cluster, quote=quoted)
+        points = [{"trial": each.number, "point": each.point, "fits": list(each.fits)} for each in planned.trials]
+        print_answer({"points": points}, lines, as_json=as_json)
+        return
+    layout = create_sweep(planned, home=options.home)
+    spawn_supervisor(layout)
+    console.report(
+        f"{len(planned.trials)} trials on {len(planned.request.cluster.hosts)} hosts; this computer starts them, and "
+        f"must stay on until the last one has started"
+    )
+    print_data([layout.sweep_id])
+    if not detach:
+        _follow(layout)
+
+
+def _list(*, as_json: bool) -> None:
+    from gangline.sweep.standings import sweep_rows
+
+    rows, now = sweep_rows(default_home()), datetime.now(timezone.utc)
+    if not rows and not as_json:
+        print_data([f"no sweeps in {default_home()}; start one: gangline sweep job.yaml KEY=A,B"])
+        return
+    cells = [
+        [
+            str(row["id"]),
+            str(row["job"]),
+            str(row["phase"]),
+            f"{row['ended']}/{row['trials']}",
+            str(row["failed"]),
+            "-" if row["best_loss"] is None else f"{row['best_loss']:.4f} (trial {row['best_trial']})",
+            age(str(row["created"]), now=now),
+        ]
+        for row in rows
+    ]
+    header = ("sweep", "job", "phase", "ended", "failed", "best loss", "created")
+    print_answer({"sweeps": rows}, table(header, cells), as_json=as_json)
+
+
+def _of_sweep(verb: str, rest: tuple[str, ...], *, now: bool, detach: bool, dry_run: bool, as_json: bool) -> None:
+    from gangline.sweep.lifecycle import resume_sweep, stop_sweep
+    from gangline.sweep.records import SweepState, find_sweep
+
+    if verb == "run":
+        raise UsageError(
+            "gangline sweep knows jobs, not commands of your own yet",
+            seen=joined(("gangline", "sweep", "run", *rest)),
+            fix="start each one by itself: gangline run -- python script.py --lr 1e-4",
+        )
+    if not rest:
+        raise UsageError(f"sweep {verb} needs the id of a sweep", seen="none", fix="gangline sweep ls lists them")
+    layout, words = find_sweep(default_home(), rest[0]), rest[1:]
+    if verb == "show":
+        _show(layout, as_json=as_json)
+    elif verb == "stop":
+        if stop_sweep(layout, now=now):
+            _wait_for_end(layout)
+        print_data([f"{layout.sweep_id} {SweepState.load(layout.state).shown}"])
+    elif verb == "resume":
+        resume_sweep(layout, [_number(word) for word in words])
+        print_data([layout.sweep_id])
+        if not detach:
+            _follow(layout)
+    else:
+        _add(layout, words, dry_run=dry_run)
+
+
+def _add(layout: SweepLayout, words: tuple[str, ...], *, dry_run: bool) -> None:
+    from gangline.sweep.begin import add_trials, plan_more
+    from gangline.sweep.lifecycle import resume_sweep
+    from gangline.sweep.points import shown
+    from gangline.sweep.records import has_supervisor
+
+    trials = plan_more(layout, words, console=Terminal())
+    Terminal.clear_all()
+    print_data([f"trial {trial.number}: {shown(trial.point)}" for trial in trials])
+    if dry_run:
+        return
+    add_trials(layout, trials)
+    if not has_supervisor(layout):
+        resume_sweep(layout)
+
+
+def _number(word: str) -> int:
+    if not word.isdecimal():
+        raise UsageError(f"{word!r} is no trial", seen="expected its number", fix="gangline sweep resume ID 3 5")
+    return int(word)
+
+
+def _show(layout: SweepLayout, *, as_json: bool) -> None:
+    from gangline.sweep.records import SweepState, load_trials
+    from gangline.sweep.standings import failure_lines, summary_line, sweep_document, trial_table
+
+    if as_json:
+        print_json(sweep_document(layout))
+        return
+    state, trials = SweepState.load(layout.state), load_trials(layout)
+    print_data([*trial_table(trials), *failure_lines(trials), summary_line(layout, state, trials)])
+    _say_next(layout)
+
+
+def _say_next(layout: SweepLayout) -> None:
+    """The commands that make sense now."""
+    from gangline.sweep.records import SweepState, load_trials
+    from gangline.sweep.schedule import best_trial
+    from gangline.sweep.standings import export_words
+
+    console, trials = Terminal(), load_trials(layout)
+    state = SweepState.load(layout.state)
+    if state.shown in {"lost", "stopped", "failed"}:
+        console.commands("go on:", f"gangline sweep resume {layout.sweep_id}")
+    if (best := best_trial(trials)) is not None:
+        console.commands(f"export trial {best.number}, the best so far:", joined(export_words(best)))
+    if layout.tensorboard.is_dir():
+        console.commands("curves and hyper-parameters:", f"tensorboard --logdir {quoted(str(layout.tensorboard))}")
+
+
+def _wait_for_end(layout: SweepLayout) -> None:
+    from gangline.sweep.standings import follow_sweep, summary_line
+
+    console = Terminal()
+    state = follow_sweep(
+        layout,
+        lambda state, trials: console.progress(f"waiting: {summary_line(layout, state, trials)}"),
+        wait=time.sleep,
+        poll_s=0.2,
+    )
+    console.clear()
+    if state.shown == "lost":
+        raise RunFailed(
+            f"{layout.sweep_id} lost its supervisor",
+            seen=f"its log is {layout.log}",
+            fix=f"gangline sweep stop {layout.sweep_id} once more",
+        )
+
+
+def _follow(layout: SweepLayout) -> None:
+    """Tell what becomes of the trials until all have ended; Ctrl-C leaves, and the sweep goes on."""
+    from gangline.errors import GanglineError
+    from gangline.sweep.standings import follow_sweep, summary_line
+
+    console, told = Terminal(), dict[int, str]()
+    console.report(
+        f"safe to leave. Look: gangline sweep show {layout.sweep_id}. End it: gangline sweep stop {layout.sweep_id}"
+    )
+
+    def show(state: SweepState, trials: list[TrialRecord]) -> None:
+        for trial in trials:
+            line = _news(trial)
+            if line is not None and told.get(trial.number) != line:
+                told[trial.number] = line
+                console.report(line)
+        console.progress(summary_line(layout, state, trials)[: terminal_width() - 1])
+
+    try:
+        state = follow_sweep(layout, show, wait=time.sleep)
+    except KeyboardInterrupt as interrupt:
+        console.clear()
+        console.report(f"left {layout.sweep_id}; it continues")
+        raise SystemExit(exit_code_of(interrupt)) from None
+    console.clear()
+    _show(layout, as_json=False)
+    if state.error is not None:
+        raise GanglineError.from_json(state.error)
+
+
+def _news(trial: TrialRecord) -> str | None:
+    """What is told of a trial when it changes."""
+    from gangline.sweep.points import shown
+
+    if trial.phase == "waiting" or (trial.phase == "running" and trial.run is None):
+        return None
+    where = f" on {' '.join(trial.hosts)}" if trial.phase == "running" else ""
+    loss = "" if trial.loss is None or trial.phase == "running" else f", loss {trial.loss:.4f} at step {trial.step}"
+    return f"trial {trial.number} ({shown(trial.point)}) {trial.phase}{where}: {trial.run or 'no run'}{loss}"

@@ -1,0 +1,104 @@
+"""`python -m gangline.sweep SWEEP_FOLDER`: the supervisor of a sweep; `--detach`: in the background.
+
+`--trial N` runs one trial to its end on the hosts that it is given and exits, with exit code 1 where it failed: one
+task of a job array calls that, which has its own limit on how many run at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from gangline.control.slurm_job import LogConsole
+from gangline.errors import GanglineError
+from gangline.runs.layout import SweepLayout
+from gangline.runs.state import ProcessId
+from gangline.sweep.drive import Driver
+from gangline.sweep.records import (
+    SweepRecord,
+    SweepState,
+    load_trial,
+    read_order,
+    save_state,
+    sweep_lock,
+)
+from gangline.sweep.trial_runs import OwnRuns
+
+
+def main() -> int:
+    """Entry point; the exit code is 0 once the sweep has ended, whatever became of its trials."""
+    parser = argparse.ArgumentParser(prog="python -m gangline.sweep", description=__doc__)
+    parser.add_argument("sweep_folder", type=Path)
+    parser.add_argument("--detach", action="store_true")
+    parser.add_argument("--trial", type=int)
+    words = parser.parse_args()
+    os.umask(0o077)
+    layout = SweepLayout(words.sweep_folder.parent.parent, words.sweep_folder.name)
+    if words.detach:
+        return _detach(layout)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    return drive(layout, trial=words.trial)
+
+
+def drive(layout: SweepLayout, *, trial: int | None = None) -> int:
+    """Drive the sweep, or one trial of it, in this process."""
+    request = SweepRecord.load(layout.request)
+    runs = OwnRuns(layout.home, force=request.force, console=LogConsole())
+    if trial is not None:
+        Driver(layout, runs, only=trial).run()
+        return int(load_trial(layout, trial).phase == "failed")
+    try:
+        with sweep_lock(layout):
+            state = SweepState.load(layout.state)
+            save_state(layout, state, phase="running", supervisor=ProcessId.current(), error=None)
+            Driver(layout, runs).run()
+            phase = "finished" if read_order(layout) is None else "stopped"
+            save_state(layout, SweepState.load(layout.state), phase=phase)
+    except GanglineError as error:
+        logging.getLogger(__name__).error("%s", error)  # noqa: TRY400 - it is told in three parts
+        save_state(layout, SweepState.load(layout.state), phase="failed", error=error.to_json())
+        return error.exit_code
+    return 0
+
+
+def _detach(layout: SweepLayout) -> int:
+    """Go on in a process of its own, twice forked: what ends a command and its descendants must not find it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                _go_on(layout)
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _go_on(layout: SweepLayout) -> NoReturn:
+    code = 1
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        output = os.open(layout.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for target, source in ((0, null), (1, output), (2, output)):
+            os.dup2(source, target)
+        logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, force=True)
+        code = drive(layout)
+    except BaseException:
+        logging.getLogger(__name__).exception("the supervisor of the sweep failed")
+        raise
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""The supervisor of a sweep: starts waiting trials on free hosts, watches them, judges rungs, until all have ended.
+
+It looks at one trial after the other through `TrialRuns`, and keeps what it sees in trial.json, so that another
+supervisor can take over at any time, and `show` needs no host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gangline.errors import GanglineError, HostUnreachable
+from gangline.inventory.pairs import RENDEZVOUS_PORTS
+from gangline.runs.cluster import Cluster
+from gangline.runs.job import Job
+from gangline.runs.layout import SweepLayout
+from gangline.sweep.hparams import TrialEvents
+from gangline.sweep.records import (
+    SweepRecord,
+    TrialRecord,
+    load_trial,
+    load_trial_job,
+    read_order,
+    runs_of,
+    save_trial,
+)
+from gangline.sweep.schedule import pause_of, placements, promote
+
+POLL_S = 1.0
+SILENT_S = 120.0
+"""A host that has not answered for so long loses its trial, which begins anew elsewhere."""
+BUSY_S = 2.0
+"""After so long a start is tried again on a host whose slots another run holds."""
+AWAY_S = 30.0
+"""After so long a host is tried again that did not answer."""
+MOST_STARTS = 3
+"""Starts of a trial in a row that get nowhere."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSight:
+    """Where the run of a trial stands."""
+
+    phase: str
+    """Of `RunRecord.phase`."""
+    step: int = 0
+    steps: int | None = None
+    losses: Mapping[str, float | None] = field(default_factory=dict)
+    error: Mapping[str, Any] | None = None
+    silent: str | None = None
+    """Why this is only the last known state."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its processes are gone, or nobody looks after them."""
+        return self.phase in {"finished", "stopped", "failed", "lost", "unknown", "never started"}
+
+
+class TrialRuns(Protocol):
+    """What a sweep does with runs. Each call may take long and may raise GanglineError."""
+
+    def start(self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any]) -> str:
+        """Start a run, and return its id once its ranks have been started."""
+        ...
+
+    def resume(self, run: str, cluster: Cluster, *, pause_at: int | None) -> None:
+        """Continue a run from its newest checkpoint, on these hosts, up to its next pause."""
+        ...
+
+    def look(self, run: str) -> TrialSight:
+        """Where a run stands."""
+        ...
+
+    def end(self, run: str, *, now: bool) -> None:
+        """Order a run to end; now: without saving."""
+        ...
+
+
+class Driver:
+    """One supervisor of one sweep."""
+
+    def __init__(
+        self,
+        layout: SweepLayout,
+        runs: TrialRuns,
+        *,
+        only: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """A supervisor that begins with what is on disk. only: the one trial that it looks after."""
+        self._layout, self._runs, self._clock, self._wait = layout, runs, clock, wait
+        self._only = only
+        self._request = SweepRecord.load(layout.request)
+        self._names = [host.name for host in self._request.cluster.hosts]
+        self._pool = ThreadPoolExecutor(max_workers=2 * len(self._names) + 2)
+        self._trials: dict[int, TrialRecord] = {}
+        self._starts: dict[int, Future[str]] = {}
+        self._silent_since: dict[str, float] = {}
+        self._not_before: dict[str, float] = {}
+        """Host -> when it is tried again."""
+        self._ordered: dict[str, str] = {}
+        """Run -> the order that it got."""
+        self._events: dict[int, TrialEvents] = {}
+
+    def run(self) -> None:
+        """Drive the sweep until every trial has ended, or it was ordered to stop."""
+        self._adopt()
+        try:
+            while not self._turn():
+                self._wait(POLL_S)
+        finally:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _numbers(self) -> list[int]:
+        return self._layout.numbers() if self._only is None else [self._only]
+
+    def _turn(self) -> bool:
+        """Look, judge, start; whether nothing is left to do."""
+        for number in set(self._numbers()) - self._trials.keys():  # at the beginning all, later those added
+            self._trials[number] = load_trial(self._layout, number)
+        order = read_order(self._layout)
+        self._take_in_starts()
+        self._look()
+        self._clear_hosts()
+        if order is not None:
+            return self._stop(order)
+        if self._request.halving is not None:
+            for number, phase in promote(list(self._trials.values()), self._request.halving).items():
+                self._judge(self._trials[number], phase)
+        self._start()
+        is_done = all(trial.ended for trial in self._trials.values()) and not self._starts
+        return is_done and set(self._numbers()) == self._trials.keys()
+
+    def _adopt(self) -> None:
+        """Take over: a start that a supervisor began and did not note is found by what the run says of itself."""
+        noted = runs_of(self._layout.home, self._layout.sweep_id)
+        for trial in (load_trial(self._layout, number) for number in self._numbers()):
+            self._trials[trial.number] = trial
+            unknown = [run for run in noted.get(trial.number, []) if run != trial.run and run not in trial.given_up]
+            begun = [run for run in unknown if not self._runs.look(run).ended] if trial.run is None else []
+            if begun:
+                self._note(trial, run=begun[-1], phase="running")
+            elif trial.phase == "running" and trial.run is None:
+                self._note(trial, phase="waiting")
+
+    def _judge(self, trial: TrialRecord, phase: str) -> None:
+        rung = trial.rung
+        if phase == "waiting":
+            self._note(trial, phase="waiting", rung=rung + 1, starts=0)
+        else:
+            self._note(trial, phase="dropped")
+        log.info("trial %d is %s at rung %d: %s", trial.number, phase, rung, trial.loss)
+
+    # What becomes of those that run.
+
+    def _look(self) -> None:
+        active = [trial for trial in self._trials.values() if trial.phase == "running" and trial.run is not None]
+        for trial, seen in zip(active, self._pool.map(self._seen, active), strict=True):
+            self._take_in(trial, seen)
+
+    def _seen(self, trial: TrialRecord) -> TrialSight:
+        assert trial.run is not None
+        try:
+            return self._runs.look(trial.run)
+        except GanglineError as error:
+            return TrialSight(phase="running", silent=str(error))
+
+    def _take_in(self, trial: TrialRecord, seen: TrialSight) -> None:
+        assert trial.run is not None
+        if seen.silent is not None:
+            since = self._silent_since.setdefault(trial.run, self._clock())
+            if self._clock() - since > SILENT_S:
+                self._give_up(trial, seen.silent)
+            return
+        self._silent_since.pop(trial.run, None)
+        gets_on = {"starts": 0} if seen.step > trial.step else {}
+        losses = {**trial.losses, **seen.losses}
+        trial = self._note(
+            trial, step=max(seen.step, 0), steps=seen.steps or trial.steps, losses=losses, quiet=True, **gets_on
+        )
+        self._tell(trial)
+        if seen.ended:
+            self._ended(trial, seen)
+
+    def _ended(self, trial: TrialRecord, seen: TrialSight) -> None:
+        assert trial.run is not None
+        pause, error = pause_of(trial, self._request.halving), seen.error or {}
+        ordered = self._ordered.pop(trial.run, None)
+        if seen.phase == "finished":
+            # one that stopped early is at its end, whatever the rung
+            last = len(self._request.halving.rungs) - 1 if self._request.halving else 0
+            self._note(trial, phase="finished", rung=last, error=None)
+        elif seen.phase == "stopped" and pause is not None and trial.step >= pause:
+            self._note(trial, phase="paused", error=None)
+        elif seen.phase == "stopped":
+            self._note(trial, phase="waiting" if ordered else "stopped", error=None)
+        elif error.get("kind") in {"HostUnreachable", "HostKeyRefused"}:
+            self._give_up(trial, str(error.get("what")))
+        elif seen.phase == "failed" or trial.starts >= MOST_STARTS:
+            why = {"kind": "RunFailed", "what": f"its run is {seen.phase}", "seen": "", "fix": ""}
+            self._note(trial, phase="failed", error=dict(error or why))
+        else:  # lost: another supervisor of the run goes on from its checkpoint
+            self._note(trial, phase="waiting", starts=trial.starts + 1)
+        self._finish_events(self._trials[trial.number])
+
+    def _give_up(self, trial: TrialRecord, why: str) -> None:
+        """The trial begins anew elsewhere; its run is ended where it was once the host answers."""
+        assert trial.run is not None
+        log.warning("trial %d leaves %s: %s", trial.number, " ".join(trial.hosts), why)
+        given_up = {**trial.given_up, trial.run: trial.hosts[0]}
+        self._note(trial, phase="waiting", run=None, hosts=(), step=0, losses={}, given_up=given_up)
+
+    def _clear_hosts(self) -> None:
+        """End the runs that were given up, on hosts that answer again."""
+        given_up = [
+            (trial.number, run, host) for trial in self._trials.values() for run, host in trial.given_up.items()
+        ]
+        for number, run, host in given_up:
+            if self._not_before.get(host, 0.0) > self._clock():
+                continue
+            try:
+                if not self._runs.look(run).ended:
+                    self._runs.end(run, now=True)
+                    continue
+            except GanglineError as error:
+                self._sit_out(host, AWAY_S, error)
+                continue
+            log.info("%s answers again, and %s has ended", host, run)
+            trial = self._trials[number]
+            self._note(trial, given_up={each: where for each, where in trial.given_up.items() if each != run})
+
+    # What starts.
+
+    def _start(self) -> None:
+        busy = [name for trial in self._trials.values() if self._holds(trial) for name in trial.hosts]
+        given_up = [host for trial in self._trials.values() for host in trial.given_up.values()]
+        now = self._clock()
+        free = [
+            name for name in self._names if name not in {*busy, *given_up} and self._not_before.get(name, 0.0) <= now
+        ]
+        at_once = self._request.at_once
+        room = None if at_once is None else at_once - sum(map(self._holds, self._trials.values()))
+        trials = [trial for trial in self._trials.values() if trial.number not in self._starts]
+        for trial, hosts in placements(trials, hosts=self._names, free=free, room=room):
+            places = (*trial.places, hosts[0])
+            begun = self._note(trial, phase="running", hosts=hosts, places=places, starts=trial.starts + 1)
+            log.info("trial %d starts on %s", trial.number, " ".join(hosts))
+            self._starts[trial.number] = self._pool.submit(self._begin, begun)
+
+    def _holds(self, trial: TrialRecord) -> bool:
+        return trial.phase == "running"
+
+    def _begin(self, trial: TrialRecord) -> str:
+        pause_at = pause_of(trial, self._request.halving)
+        cluster = hosts_of(self._request.cluster, trial.hosts)
+        if trial.run is not None:
+            self._runs.resume(trial.run, cluster, pause_at=pause_at)
+            return trial.run
+        job = dataclasses.replace(load_trial_job(self._layout, trial.number), pause_at=pause_at)
+        return self._runs.start(job, cluster, trial={"sweep": self._layout.sweep_id, "number": trial.number})
+
+    def _take_in_starts(self) -> None:
+        for number, start in list(self._starts.items()):
+            if start.done():
+                del self._starts[number]
+                self._take_in_start(self._trials[number], start)
+
+    def _take_in_start(self, trial: TrialRecord, start: Future[str]) -> None:
+        try:
+            self._note(trial, run=start.result())
+        except HostUnreachable as error:
+            self._sit_out(trial.hosts[0], AWAY_S, error)
+            self._note(trial, phase="waiting", starts=trial.starts - 1)
+        except GanglineError as error:
+            if error.details.get("taken"):
+                self._sit_out(trial.hosts[0], BUSY_S, error)
+                self._note(trial, phase="waiting", starts=trial.starts - 1)
+            else:
+                log.warning("trial %d did not start: %s", trial.number, error)
+                self._note(trial, phase="failed", error=error.to_json())
+        except Exception as error:
+            log.exception("trial %d did not start", trial.number)
+            bug = GanglineError(f"{type(error).__name__}: {error}", fix=f"this is a bug; see {self._layout.log}")
+            self._note(trial, phase="failed", error=bug.to_json())
+
+    def _sit_out(self, host: str, seconds: float, error: GanglineError) -> None:
+        log.info("%s waits: %s", host, error.what)
+        self._not_before[host] = self._clock() + seconds
+
+    def _stop(self, order: str) -> bool:
+        """Order what runs to end; whether nothing runs any more. What ends so waits for `resume`."""
+        active = [trial for trial in self._trials.values() if trial.phase == "running"]
+        for trial in active:
+            if trial.run is None or trial.number in self._starts or self._ordered.get(trial.run) == order:
+                continue
+            try:
+                self._runs.end(trial.run, now=order == "kill")
+                self._ordered[trial.run] = order
+            except GanglineError as error:
+                log.warning("trial %d cannot be ended: %s", trial.number, error)
+        return not active and not self._starts
+
+    # What is written.
+
+    def _note(self, trial: TrialRecord, *, quiet: bool = False, **changes: Any) -> TrialRecord:
+        """The trial with changes; written where they are any."""
+        changed = dataclasses.replace(trial, **changes)
+        if changed != trial:
+            save_trial(self._layout, changed)
+            if not quiet:
+                log.info("trial %d: %s %s", changed.number, changed.phase, changed.run or "")
+        self._trials[trial.number] = changed
+        return changed
+
+    def _tell(self, trial: TrialRecord) -> None:
+        folder = self._layout.tensorboard / str(trial.number)
+        events = self._events.setdefault(trial.number, TrialEvents(folder, trial.point))
+        self._quietly(lambda: events.losses(trial.losses))
+
+    def _finish_events(self, trial: TrialRecord) -> None:
+        if trial.ended and (events := self._events.pop(trial.number, None)) is not None:
+            self._quietly(lambda: events.ended(trial.phase))
+
+    def _quietly(self, write: Callable[[], None]) -> None:
+        """A curve that finds no room on the disk ends no sweep."""
+        try:
+            write()
+        except OSError as error:
+            log.warning("TensorBoard files are not written: %s", error)
+
+
+def hosts_of(cluster: Cluster, names: Sequence[str]) -> Cluster:
+    """The cluster of one trial. Of hosts that are one machine, each has its own part of the ports: a port is claimed
+    in the work folder of a host, so two of them might get the same one at the same time.
+    """
+    hosts = tuple(host for host in cluster.hosts if host.name in names)
+    neighbours = [host.name for host in cluster.hosts if host.address == hosts[0].address]
+    low, high = cluster.ports or RENDEZVOUS_PORTS
+    width, place = (high - low + 1) // len(neighbours), neighbours.index(hosts[0].name)
+    ports = (low + place * width, low + (place + 1) * width - 1) if width and len(hosts) == 1 else cluster.ports
+    return dataclasses.replace(cluster, hosts=hosts, ports=cluster.ports if len(neighbours) == 1 else ports)

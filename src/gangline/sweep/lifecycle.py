@@ -1,0 +1,87 @@
+"""What a verb does to a sweep that exists: start its supervisor, stop it, resume it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from gangline.errors import RunFailed, UsageError
+from gangline.runs.layout import SweepLayout
+from gangline.runs.record_versions import write_record
+from gangline.sweep.records import (
+    SweepState,
+    has_supervisor,
+    load_trials,
+    save_state,
+    save_trial,
+)
+from gangline.transport.local import our_python
+
+START_TIMEOUT_S = 60.0
+
+
+def spawn_supervisor(layout: SweepLayout) -> None:
+    """Start a supervisor of the sweep in the background, with the variables of this shell. Raises RunFailed."""
+    layout.order.unlink(missing_ok=True)
+    save_state(layout, SweepState.load(layout.state), phase="running", supervisor=None)
+    words = our_python("gangline.sweep", str(layout.folder), "--detach")
+    result = subprocess.run(words, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while result.returncode == 0 and time.monotonic() < deadline:
+        state = SweepState.load(layout.state)
+        if state.supervisor is not None or state.phase != "running":
+            return
+        time.sleep(0.05)
+    raise RunFailed(
+        f"the supervisor of {layout.sweep_id} did not start",
+        seen=result.stderr[-2000:].strip() or f"it printed nothing; its log is {layout.log}",
+        fix=f"once that is put right: gangline sweep resume {layout.sweep_id}",
+    )
+
+
+def stop_sweep(layout: SweepLayout, *, now: bool = False) -> bool:
+    """Order the sweep to end: trials that run save and stop, none starts. False where it has ended already.
+
+    One whose supervisor was killed gets another one, which ends the trials.
+    """
+    state = SweepState.load(layout.state)
+    if state.phase not in {"running", "stopping"}:
+        return False
+    order: Literal["kill", "stop"] = "kill" if now else "stop"
+    if not has_supervisor(layout):
+        spawn_supervisor(layout)
+    write_record(layout.order, {"order": order})
+    return True
+
+
+def resume_sweep(layout: SweepLayout, again: Sequence[int] = ()) -> None:
+    """Go on with a sweep that was stopped, or whose supervisor died; again: failed or stopped trials that start once
+    more. Raises UsageError where nothing is left to do.
+    """
+    if has_supervisor(layout):
+        raise UsageError(
+            f"{layout.sweep_id} is running",
+            seen="it has a supervisor",
+            fix=f"look at it: gangline sweep show {layout.sweep_id}",
+        )
+    trials = {trial.number: trial for trial in load_trials(layout)}
+    for number in again:
+        trial = trials.get(number)
+        if trial is None or trial.phase not in {"failed", "stopped"}:
+            raise UsageError(
+                f"trial {number} cannot start again",
+                seen=f"it is {trial.phase}; expected failed or stopped" if trial else "there is no such trial",
+                fix=f"see them: gangline sweep show {layout.sweep_id}",
+            )
+        trials[number] = dataclasses.replace(trial, phase="waiting", starts=0, error=None)
+        save_trial(layout, trials[number])
+    if all(trial.ended for trial in trials.values()):
+        raise UsageError(
+            f"nothing is left to do in {layout.sweep_id}",
+            seen="all its trials have ended",
+            fix=f"add points: gangline sweep add {layout.sweep_id} KEY=A,B; or name trials that are to start again",
+        )
+    spawn_supervisor(layout)

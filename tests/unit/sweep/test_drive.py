@@ -1,0 +1,172 @@
+"""A supervisor of a sweep with computed runs: all trials end, whatever happens to hosts, runs and itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from gangline.errors import RunFailed
+from gangline.runs.record_versions import write_record
+from gangline.sweep.drive import Driver
+from gangline.sweep.points import axes_of, grid
+from gangline.sweep.records import TrialRecord, create_trial, load_trials
+from gangline.sweep.schedule import make_halving, ranking
+from tests.fakes.trial_runs import PlayedRuns, drive_to_the_end, played_sweep, small_job
+
+POINTS = grid(axes_of(["rate=1,2,3,4", "rank=8,16"]))
+
+
+def landscape(point: Mapping[str, str], step: int) -> float:
+    """Falls with the steps towards a floor that is lowest at rate 3 and rank 16."""
+    floor = 0.3 * abs(float(point["rate"]) - 3) + 0.1 * abs(float(point["rank"]) - 16) / 8
+    return 1.0 + floor + 4 * math.exp(-step / 30)
+
+
+def played(**changes: object) -> PlayedRuns:
+    points = dict(enumerate(POINTS, start=1))
+    return PlayedRuns(points=points, landscape=landscape, steps=100, **changes)  # type: ignore[arg-type]
+
+
+def test_all_points_run_one_per_host_and_the_ranking_is_that_of_one_after_the_other(tmp_path: Path) -> None:
+    runs = played(step_s={"a": 1.0, "b": 2.0, "c": 3.0})
+    trials = drive_to_the_end(played_sweep(tmp_path, POINTS), runs)
+    assert {trial.phase for trial in trials} == {"finished"}
+    assert runs.most_at_once == 3
+    serial = sorted(POINTS, key=lambda point: landscape(point, 100))
+    assert [trial.point for trial in ranking(trials)] == serial
+    assert ranking(trials)[0].point == {"rate": "3", "rank": "16"}
+    assert [trial.losses["100"] for trial in trials] == [landscape(point, 100) for point in POINTS]
+    quickest = [host for _, host in runs.starts].count("a")
+    assert quickest == 4  # of 8, as 1 + 1/2 + 1/3 of the speed: a host that is free takes the next
+
+
+def test_at_once_limits_how_many_run(tmp_path: Path) -> None:
+    runs = played()
+    trials = drive_to_the_end(played_sweep(tmp_path, POINTS, at_once=2), runs)
+    assert runs.most_at_once == 2
+    assert all(trial.phase == "finished" for trial in trials)
+
+
+def test_a_failed_trial_keeps_its_cause_and_the_others_go_on(tmp_path: Path) -> None:
+    runs = played(fails={2: RunFailed("out of memory", seen="24 GiB", fix="a smaller micro_batch")})
+    trials = drive_to_the_end(played_sweep(tmp_path, POINTS), runs)
+    assert [trial.number for trial in trials if trial.phase == "failed"] == [2]
+    assert trials[1].error is not None
+    assert trials[1].error["what"] == "out of memory"
+    assert sum(trial.phase == "finished" for trial in trials) == 7
+
+
+def test_slots_that_another_run_holds_are_waited_for(tmp_path: Path) -> None:
+    runs = played(taken={"a": 2, "b": 1, "c": 3})
+    trials = drive_to_the_end(played_sweep(tmp_path, POINTS), runs)
+    assert {trial.phase for trial in trials} == {"finished"}
+
+
+def test_a_trial_of_a_host_that_dies_begins_anew_elsewhere_and_the_host_is_used_again(tmp_path: Path) -> None:
+    runs = played()
+    layout = played_sweep(tmp_path, POINTS)
+
+    def wait(seconds: float) -> None:
+        runs.wait(seconds)
+        runs.dead = {"b"} if 50 < runs.now < 300 else set()
+
+    Driver(layout, runs, clock=runs.clock, wait=wait).run()
+    trials = load_trials(layout)
+    assert {trial.phase for trial in trials} == {"finished"}
+    (moved,) = [trial for trial in trials if len(trial.places) > 1]
+    assert moved.places[0] == "b" != moved.places[-1]
+    assert all(run.phase != "running" for run in runs.runs.values())  # that of before was ended once b was back
+    assert all(not trial.given_up for trial in trials)
+    assert [host for _, host in runs.starts].count("b") > 1
+    assert moved.losses["100"] == landscape(moved.point, 100)
+
+
+def test_a_supervisor_that_was_killed_is_followed_by_another_that_starts_nothing_twice(tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    runs = played()
+    layout = played_sweep(tmp_path, POINTS)
+
+    def wait(seconds: float) -> None:
+        runs.wait(seconds)
+        if runs.now == 130:
+            raise Killed
+
+    try:
+        Driver(layout, runs, clock=runs.clock, wait=wait).run()
+    except Killed:
+        assert {trial.phase for trial in load_trials(layout)} == {"finished", "running", "waiting"}
+    trials = drive_to_the_end(layout, runs)
+    assert {trial.phase for trial in trials} == {"finished"}
+    assert sorted(name for name, _ in runs.starts) == [str(trial.number) for trial in trials]
+
+
+def test_a_stop_saves_what_runs_and_a_later_supervisor_goes_on_from_there(tmp_path: Path) -> None:
+    runs = played()
+    layout = played_sweep(tmp_path, POINTS)
+
+    def wait(seconds: float) -> None:
+        runs.wait(seconds)
+        if runs.now == 150:
+            write_record(layout.order, {"order": "stop"})
+
+    Driver(layout, runs, clock=runs.clock, wait=wait).run()
+    stopped = load_trials(layout)
+    assert sorted(trial.phase for trial in stopped) == ["finished"] * 3 + ["waiting"] * 5
+    assert all(run.phase != "running" for run in runs.runs.values())
+    layout.order.unlink()
+    trials = drive_to_the_end(layout, runs)
+    assert {trial.phase for trial in trials} == {"finished"}
+    assert runs.steps_done == 800  # no step was done twice
+
+
+def test_a_run_that_the_user_stops_is_left_alone(tmp_path: Path) -> None:
+    runs = played()
+    layout = played_sweep(tmp_path, POINTS)
+
+    def wait(seconds: float) -> None:
+        runs.wait(seconds)
+        if runs.now == 50:
+            runs.end("played-run-1", now=False)
+
+    Driver(layout, runs, clock=runs.clock, wait=wait).run()
+    assert sorted(trial.phase for trial in load_trials(layout)) == ["finished"] * 7 + ["stopped"]
+
+
+def test_points_that_are_added_while_it_runs_are_tried_too(tmp_path: Path) -> None:
+    runs = played()
+    layout = played_sweep(tmp_path, POINTS[:4])
+
+    def wait(seconds: float) -> None:
+        runs.wait(seconds)
+        if runs.now == 50:
+            create_trial(layout, TrialRecord(number=5, point=POINTS[4], fits=("a",)), small_job())
+
+    Driver(layout, runs, clock=runs.clock, wait=wait).run()
+    assert [trial.phase for trial in load_trials(layout)] == ["finished"] * 5
+
+
+def test_halving_finds_the_best_of_a_planted_landscape_with_a_third_of_the_steps(tmp_path: Path) -> None:
+    points = grid(axes_of(["rate=1,1.5,2,2.5,3,3.5,4,4.5,5", "rank=4,8,16"]))
+    runs = PlayedRuns(points=dict(enumerate(points, start=1)), landscape=landscape, steps=270)
+    halving = make_halving(num_points=27, steps=270)
+    trials = drive_to_the_end(played_sweep(tmp_path, points, halving=halving), runs)
+    best = ranking(trials)[0]
+    assert best.phase == "finished"
+    assert best.point == min(points, key=lambda point: landscape(point, 270)) == {"rate": "3", "rank": "16"}
+    assert sorted({trial.phase for trial in trials}) == ["dropped", "finished"]
+    assert [sum(trial.rung == rung for trial in trials) for rung in range(4)] == [18, 6, 2, 1]
+    assert runs.steps_done <= 27 * 270 / 3
+
+
+def test_halving_gives_the_same_on_unlike_hosts_and_trials_move_between_them(tmp_path: Path) -> None:
+    halving = make_halving(num_points=8, steps=100, eta=2)
+    results = []
+    for folder, step_s in (("one", {}), ("other", {"a": 0.5, "b": 3.0, "c": 7.0})):
+        runs = played(step_s=step_s)
+        trials = drive_to_the_end(played_sweep(tmp_path / folder, POINTS, halving=halving), runs)
+        results.append([(trial.number, trial.phase, trial.rung, trial.losses) for trial in trials])
+    assert results[0] == results[1]
+    assert any(len(set(trial.places)) > 1 for trial in trials)
