@@ -29,24 +29,34 @@ chmod 700 "$3" "$3/.ssh" && chmod -R go= "$3/.ssh" && chown -R "$2:$2" "$3"
 class User:
     """What an ordinary user does on the machines of a lab."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, *, login: str = LOGIN, number: int = NUMBER) -> None:
+        """login, number: of the account, where one is made; a second user has others."""
         self.lab = lab
+        self._number = number
         self.umask = "022"
         """Of the user's shell on the desk."""
         self.env: dict[str, str] = {}
         """Of that shell."""
         self._is_lab_user = lab.mode.rootless
-        self.home = Path(lab.mode.home) if self._is_lab_user else HOME
-        self.login = lab.mode.login if self._is_lab_user else LOGIN
+        self.home = Path(lab.mode.home) if self._is_lab_user else HOME.with_name(login)
+        self.login = lab.mode.login if self._is_lab_user else login
         for machine in () if self._is_lab_user else (lab.user, *lab.hosts):
-            machine.check(["sh", "-ec", ACCOUNT, "account", LOGIN, str(NUMBER), str(HOME)])
+            machine.check(["sh", "-ec", ACCOUNT, "account", login, str(number), str(self.home)])
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         """A command as this user runs it, with the umask of the user's shell."""
         shell = ["sh", "-c", 'umask "$0"; exec "$@"', self.umask, *argv]
         if self._is_lab_user:
             return shell
-        return ["setpriv", f"--reuid={NUMBER}", f"--regid={NUMBER}", "--clear-groups", "--no-new-privs", "--", *shell]
+        return [
+            "setpriv",
+            f"--reuid={self._number}",
+            f"--regid={self._number}",
+            "--clear-groups",
+            "--no-new-privs",
+            "--",
+            *shell,
+        ]
 
     def popen(self, argv: Sequence[str], *, on: LabHost | None = None, **options) -> subprocess.Popen:
         """Start a command, on the desk unless told otherwise; see `LabHost.popen`."""

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from gangline.agent.host_facts.paths import nobodies
-from gangline.agent.host_files import as_record, read_text
+from gangline.agent.host_files import as_record, read_record, read_text
 from gangline.agent.supervise import processes
 
 PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108  (nothing in them is trusted)
@@ -194,6 +194,15 @@ def sweep() -> None:
     for path, status in _files():
         is_old = time.time() - status.st_ctime > UNFINISHED_S
         if status.st_uid == os.getuid() and (is_old or _is_published(status)) and _look(path, status, "") is None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def supersede(mine: Mine) -> None:
+    """Delete what this user's look for a free port left for the same slot: the slot has a holder now."""
+    for path, status in _files():
+        is_same = path != mine.path and path.name.split(".")[1] == mine.path.name.split(".")[1]
+        if is_same and status.st_uid == os.getuid() and "until" in read_record(path):
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -376,7 +376,7 @@ def test_a_lease_that_finds_no_room_in_the_first_folder_is_seen_in_the_second(pl
         subprocess.run(["umount", "-l", str(place / "lock")], check=True)
 
 
-def test_a_port_is_for_one_user_from_the_look_to_the_end(users):
+def test_a_port_is_for_one_user_from_the_look_to_the_end(users, place):
     anna, ben = users(ANNA, BEN)
     ask = "free_ports.free({'address': '127.0.0.1', 'range': [29700, 29709], 'claims': f'{home}/ports', 'hold_s': 60})"
     for user in (anna, ben):
@@ -389,6 +389,9 @@ def test_a_port_is_for_one_user_from_the_look_to_the_end(users):
     said = ben.is_refused(f"mine.claim_port({first})")
     assert said["what"].startswith(f"port {first} is in use by user {ANNA}")
     assert ben.gets(f"mine.claim_port({second})") is None
+    assert leases_in(place) == [f"port-{port}" for port in sorted((first, second))]
+    ben.gets("mine.end()")
+    assert leases_in(place) == [f"port-{first}"]
 
 
 def test_a_port_that_was_asked_for_long_ago_is_free_again(users, place):

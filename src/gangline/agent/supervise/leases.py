@@ -115,9 +115,11 @@ class Leases:
         """Take the port where the gang is to meet; raises TakenByUser."""
         slot = f"{PORT_SLOT}{port}"
         mine, taken = machine_leases.take([slot], self._record, against=lambda: _others(slot))
-        self._of_machine += mine
         if taken:
             raise TakenByUser(f"port {port} is", taken[0])
+        self._of_machine += mine
+        for each in mine:
+            machine_leases.supersede(each)
 
     def note(self, running: Sequence[processes.Process]) -> None:
         """Say which processes hold them, as long as those run, though they may not have inherited them."""
