@@ -29,6 +29,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import damaged, load_if_there, write_record
 from gangline.runs.registry import RunRecord, read_record, run_ids
 from gangline.runs.state import AttemptOutcome, RunState
+from gangline.supervise.allocation import between_allocations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def list_runs(home: Path, *, deps: Dependencies = REAL) -> list[RunListing]:
 
 
 def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
-    here = read_record(layout, is_alive=lambda _process: True)
+    here = between_allocations(layout, read_record(layout, is_alive=lambda _process: True))
     damage = first_damage(layout, attempt=here.state.attempt if here.state else None)
     if damage is not None:
         return RunListing(record=here, last=None, damage=damage)

@@ -26,6 +26,7 @@ from gangline.runs.files import write_atomic
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import Record, load_if_there
 from gangline.runs.state import RunState, now_iso
+from gangline.supervise.allocation import goes_on
 from gangline.transport.local import our_python
 from gangline.transport.srun import SlurmJob, find_job, slurm
 
@@ -48,7 +49,9 @@ class SlurmRecord(Record):
     requeues: int = 0
     """How often the run was put back into the queue, at its time limit or when its nodes were wanted."""
     leaving: int = 0
-    """The attempt that stops because its allocation ends, and after which the run goes back into the queue."""
+    """The attempt that stops because of the time limit: the run goes back into the queue."""
+    noticed: int = 0
+    """The attempt that Slurm ends, to cancel the job or to start it again later."""
 
     @property
     def poll_s(self) -> int:
@@ -144,7 +147,7 @@ def wait_until_begun(layout: RunLayout, console: Console) -> None:
     if record is None:
         return
     told, ask_at, doubts = "", 0.0, 0
-    while (phase := RunState.load(layout).phase) in WAITING:
+    while (phase := _phase(layout)) in WAITING:
         if phase == "preparing":
             console.progress(_log_tail(layout, record, lines=1))
         if time.monotonic() >= ask_at:
@@ -156,13 +159,19 @@ def wait_until_begun(layout: RunLayout, console: Console) -> None:
                 job = None
             else:
                 doubts = 0 if job is not None and job.active else doubts + 1
-                if doubts > 1 and RunState.load(layout).phase in WAITING:
+                if doubts > 1 and _phase(layout) in WAITING:
                     raise never_began(layout, record, job)
                 line = waiting_line(record.job, job)
             if line != told and phase == "queued":
                 console.report(line)
                 told = line
         time.sleep(LOOK_S)
+
+
+def _phase(layout: RunLayout) -> str:
+    """Where a run stands, as its records here say: `queued` also between two allocations."""
+    state = RunState.load(layout)
+    return "queued" if state.phase == "stopped" and goes_on(layout, state.attempt) else state.phase
 
 
 def waiting_line(number: str, job: SlurmJob | None) -> str:
@@ -223,10 +232,10 @@ def _log_tail(layout: RunLayout, record: SlurmRecord, *, lines: int = 4) -> str:
 def cancel_waiting(layout: RunLayout) -> bool:
     """End a job whose run has not begun; False where it has."""
     record, state = SlurmRecord.of(layout), load_if_there(layout.state, RunState)
-    if record is None or state is None or state.phase not in WAITING:
+    if record is None or state is None or _phase(layout) not in WAITING:
         return False
     slurm("scancel", record.job)
-    replace(record, leaving=0).save(layout.slurm)
+    replace(record, leaving=0, noticed=0).save(layout.slurm)
     if RunState.load(layout).phase in WAITING:
         replace(state, phase="stopped").save(layout)
     (layout.folder / SECRETS).unlink(missing_ok=True)
@@ -328,25 +337,29 @@ def _stay(layout: RunLayout, number: str, notices: Notices, console: Console, de
         while not (record := run.record()).ended and record.phase != "queued":
             if notices.end and not told:  # the supervisor has heard of it, too
                 console.report(f"Slurm ends the job: {layout.run_id} saves and stops")
+                _mark(layout, noticed=True)
                 told = True
             elif notices.limit and not ordered:
                 if not told:
                     console.report(f"its time limit is near: {layout.run_id} saves and stops")
-                    _mark_leaving(layout)
+                    _mark(layout, noticed=False)
                 told = True
                 with suppress(GanglineError):
                     ordered = stop(run, deps=deps)
             time.sleep(END_POLL_S)
-    if record.phase == "queued":
+    if record.phase == "queued" and notices.limit:
         return _requeue(layout, number, console)
     console.report(f"{layout.run_id} {record.phase}")
     return 1 if record.phase in {"failed", "lost"} else 0
 
 
-def _mark_leaving(layout: RunLayout) -> None:
-    """Say that the end of this attempt is not the end of the run."""
-    if (record := SlurmRecord.of(layout)) is not None:
-        replace(record, leaving=RunState.load(layout).attempt).save(layout.slurm)
+def _mark(layout: RunLayout, *, noticed: bool) -> None:
+    """Say that the end of this attempt may not be the end of the run."""
+    if (record := SlurmRecord.of(layout)) is None:
+        return
+    attempt = RunState.load(layout).attempt
+    record = replace(record, noticed=attempt) if noticed else replace(record, leaving=attempt)
+    record.save(layout.slurm)
 
 
 def _requeue(layout: RunLayout, number: str, console: Console) -> int:

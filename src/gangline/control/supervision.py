@@ -34,6 +34,7 @@ from gangline.runs.record_versions import (
 )
 from gangline.runs.registry import RunRecord, find_run, read_record
 from gangline.runs.state import AttemptOutcome, ProcessId, RunState, parse_stat
+from gangline.supervise.allocation import between_allocations
 from gangline.transport.hostkeys import resolve
 from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import Transport, read_if_there
@@ -107,12 +108,7 @@ class RunHandle:
 
         Raises HostKeyRefused where another host answers in its place.
         """
-        record = self._record()
-        if record.phase != "stopped" or record.state is None:
-            return record
-        # its batch step has had it stop, and puts it back into the queue of Slurm
-        leaves = (load_if_there(self.layout.slurm, dict) or {}).get("leaving") == record.state.attempt
-        return replace(record, state=replace(record.state, phase="queued")) if leaves else record
+        return between_allocations(self.layout, self._record())
 
     def _record(self) -> RunRecord:
         remote = self.supervisor_host

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from gangline.errors import GanglineError
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_if_there
+from gangline.runs.registry import RunRecord
 from gangline.runs.state import ProcessId
 from gangline.transport.srun import find_job
 
@@ -31,3 +33,24 @@ def prepares(layout: RunLayout, process: ProcessId) -> bool:
         job = find_job(str(record.get("job")))
         return job is not None and job.active
     return True
+
+
+def between_allocations(layout: RunLayout, record: RunRecord) -> RunRecord:
+    """The record of a run, `queued` where it has stopped only until Slurm starts it again."""
+    state = record.state
+    if state is None or record.phase != "stopped" or not goes_on(layout, state.attempt):
+        return record
+    return replace(record, state=replace(state, phase="queued"))
+
+
+def goes_on(layout: RunLayout, attempt: int) -> bool:
+    """Whether a run that stopped in this attempt goes back into the queue of Slurm, or waits there already."""
+    record = load_if_there(layout.slurm, dict) or {}
+    if record.get("leaving") == attempt:
+        return True
+    if record.get("noticed") != attempt:
+        return False
+    with suppress(GanglineError):
+        job = find_job(str(record.get("job")))
+        return job is not None and job.waits
+    return False

@@ -183,6 +183,13 @@ class SrunConnection:
                 fix="load one before the start (`module load python`): Slurm hands your environment on",
                 reason="no-python",
             )
+        if any(words in said for words in SILENT_CONTROLLER):
+            return HostUnreachable(
+                f"{name} cannot be reached: Slurm's controller does not answer",
+                seen=said,
+                fix=f"job {job} goes on; try again later, or ask the site whether slurmctld is up",
+                reason="unreachable",
+            )
         if any(words in said for words in ENDED):
             return HostUnreachable(
                 f"{name}: Slurm's job {job} has ended", seen=said, fix=f"sacct -j {job} says how", reason="ended"
