@@ -14,6 +14,7 @@ LONG = (
     "test_contract.py",
     "test_story_parts.py",
     "test_story.py",
+    "test_sweep.py",
     "test_zero.py",
     "test_local_sgd.py",
     "test_pipeline.py",
