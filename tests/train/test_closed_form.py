@@ -4,8 +4,8 @@ import pytest
 
 from gangline.planner.architecture import place_adapters
 from gangline.planner.config import read_architecture
-from gangline.planner.memory import CUDA, rank_memory
-from gangline.planner.training import GANGLINE, PlannedStrategy, Training
+from gangline.planner.memory import CPU, CUDA, rank_memory
+from gangline.planner.training import GANGLINE, GANGLINE_CPU, PlannedStrategy, Training
 from gangline.runs.job import MethodJob
 from tests.train import cases_trace
 from tests.train.tolerances import MEASURED, OTHER_FORMULAS
@@ -19,11 +19,12 @@ LLAMA = config("llama", 1024, 3, 16, 4, 2816, 32000, tie_word_embeddings=False)
 TIED = config("qwen2", 1024, 3, 16, 4, 2816, 120_000, tie_word_embeddings=True)
 CAPPED = config("gemma2", 1024, 3, 8, 4, 2816, 32000, head_dim=128, final_logit_softcapping=30.0)
 EXPERTS = config("olmoe", 1024, 3, 16, 16, 512, 32000, num_experts=8, num_experts_per_tok=2, tie_word_embeddings=False)
+DROPPING = config("seed_oss", 1024, 3, 16, 4, 2816, 32000, head_dim=64, tie_word_embeddings=False)
 TURNED = config("phi3", 1024, 3, 16, 16, 2816, 32064, tie_word_embeddings=False, pad_token_id=0)
 
 
-def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1, **settings):
-    """By closed form and by trace. parts: ranks that have the model between them."""
+def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1, cpu=False, **settings):
+    """By closed form and by trace. parts: ranks that have the model between them. cpu: in fp32 on a processor."""
     targets, saved = settings.pop("targets", ("all-linear",)), settings.pop("saved", [])
     order = {
         "config": data,
@@ -41,6 +42,7 @@ def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1
         "micro_batches": settings.get("accumulation", 1),
         "packing": settings.get("packed", False),
         "activation_checkpointing": checkpointing,
+        **({"precision": "fp32", "attention_kernel": "cpu"} if cpu else {}),
     }
     training = Training(
         method=method,
@@ -49,14 +51,16 @@ def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1
         parameters="bf16" if pure else "fp32",
         checkpointing=checkpointing,
         targets=targets,
-        stack=GANGLINE,
+        compute="fp32" if cpu else "bf16",
+        stack=GANGLINE_CPU if cpu else GANGLINE,
         **settings,
     )
     strategy = PlannedStrategy(kind="single" if parts == 1 else "tp", world_size=parts, shard_size=parts)
     architecture = read_architecture(data)
     if saved:
         architecture = place_adapters(architecture, MethodJob(kind="lora", modules_to_save=tuple(saved)))
-    closed = rank_memory(architecture, training, strategy, device=CUDA).allocated_bytes - WORKSPACE
+    memory = rank_memory(architecture, training, strategy, device=CPU if cpu else CUDA)
+    closed = memory.allocated_bytes - (0 if cpu else WORKSPACE)
     if parts > 1:
         return closed, pool(1).run(cases_trace.traced_slice, order=order, parts=parts)[0]
     return closed, pool(1).run(cases_trace.traced_peak, order=order)[0]
@@ -83,6 +87,8 @@ def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
         (EXPERTS, {"method": "full", "checkpointing": True}),
         (EXPERTS, {"targets": ("q_proj", "v_proj")}),
         (TURNED, {}),
+        (DROPPING, {"method": "full"}),
+        (DROPPING, {}),
         (LLAMA, {"dora": True, "checkpointing": True}),
         (LLAMA, {"saved": ["lm_head", "embed_tokens"]}),
     ],
@@ -98,12 +104,25 @@ def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
         "experts",
         "around experts",
         "fused",
+        "drops-full",
+        "drops",
         "lengths",
         "modules",
     ],
 )
 def test_other_cases_are_within_3_percent(pool, data, settings):
     closed, traced = peaks(pool, data, **settings)
+    assert closed == pytest.approx(traced, rel=OTHER_FORMULAS)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize(
+    "data",
+    [LLAMA, {**LLAMA, "attention_dropout": 0.1}, DROPPING],
+    ids=["grouped heads", "dropout in attention", "dropout everywhere"],
+)
+def test_a_processor_has_a_flash_kernel_of_its_own_that_drops_nothing(pool, data, checkpointing):
+    closed, traced = peaks(pool, data, checkpointing=checkpointing, cpu=True)
     assert closed == pytest.approx(traced, rel=OTHER_FORMULAS)
 
 

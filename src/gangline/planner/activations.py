@@ -239,7 +239,16 @@ class Block:
     def post(self, value: TensorSize) -> TensorSize:
         """The second norm of a half, and dropout, where there are any."""
         value = self.norm(value) if self.layer.num_norms == 4 else value
-        return self.tape.apply(value, keeps=(TensorSize(value.numbers, 1),)) if self.layer.dropout else value
+        return self._drop(value) if self.layer.dropout else value
+
+    def _drop(self, value: TensorSize) -> TensorSize:
+        """Dropout: it keeps a byte for each number, on a processor the factor itself."""
+        return self.tape.apply(value, keeps=(TensorSize(value.numbers, value.width if self.on_cpu else 1),))
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether kernels are those for processors."""
+        return self.training.stack.on_cpu
 
     def norm(self, value: TensorSize) -> TensorSize:
         """A norm over the last axis."""
@@ -314,7 +323,7 @@ class Block:
             self.tape.copy_weights(rank * (linear.inputs + linear.outputs) * self.compute)
         value = self.tape.cast(value, self.stored)
         if self.training.dropout:
-            value = self.tape.apply(value, keeps=(TensorSize(value.numbers, 1),))
+            value = self._drop(value)
         value = self.tape.cast(value, self.compute) if self.autocast else value
         return self.tape.apply(value, numbers=narrow_numbers, keeps=(value,))
 
@@ -436,7 +445,9 @@ class Block:
         kind = self._kernel(query.width)
         numbers = query.numbers // layer.head_dim * layer.value_dim
         repeated = layer.kv_heads < layer.heads and not layer.latent
-        if repeated and (kind != "flash" or layer.repeats_heads or self.training.stack.repeats_heads):
+        if repeated and (
+            kind != "flash" or self._is_masked or layer.repeats_heads or self.training.stack.repeats_heads
+        ):
             key = self.tape.apply(key, numbers=query.numbers)
             content = self.tape.apply(content, numbers=numbers)
         if kind in ("math", "eager"):
@@ -466,6 +477,8 @@ class Block:
             return asked
         if layer.plain_attention:
             return "math"
+        if self.on_cpu:
+            return "math" if layer.attention_dropout or layer.head_dim != layer.value_dim else "flash"
         if self._is_masked:
             return "efficient"
         if width == 2 and layer.head_dim <= 256 and layer.head_dim == layer.value_dim:
@@ -488,6 +501,7 @@ class Block:
             first = self.tape.apply(query, key, numbers=scores, keeps=(query, key))
             masked = self.tape.apply(self.tape.apply(first), passes=True)
             weights = self.tape.cast(self._softmax(masked, FP32), query.width)
+        weights = self._drop(weights) if self.layer.attention_dropout else weights
         mixed = self.tape.apply(weights, content, numbers=numbers, width=content.width, keeps=(weights, content))
         return self.tape.apply(mixed)
 

@@ -108,6 +108,8 @@ class Layer:
     """Whether queries and keys are turned by position."""
     dropout: bool = False
     """Whether the model drops numbers of what attention and MLP add to the stream."""
+    attention_dropout: bool = False
+    """Whether it drops attention weights."""
 
     @functools.cached_property
     def linear_weights(self) -> int:

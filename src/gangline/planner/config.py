@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -39,6 +39,7 @@ class ModelFamily:
     activation: str = "silu"
     """When config.json says nothing."""
     drops: bool = False
+    drops_attention: bool = False
     """Whether numbers are dropped from what a layer adds when config.json says nothing."""
     qkv_bias: Switch = False
     out_bias: Switch = False
@@ -150,6 +151,7 @@ _KEYS = {
 }
 """One meaning, and the names that families give it."""
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation")
+_ATTENTION_DROPOUTS = ("attn_pdrop", "attention_dropout")
 _DROPOUTS = ("resid_pdrop", "hidden_dropout", "residual_dropout", "dropout")
 _LIMIT = 1 << 24
 """No width, count or vocabulary of a model is near this."""
@@ -519,7 +521,8 @@ def _attention(reader: _Reader, *, seeing_all: bool) -> Layer:
         vectors=normed + (heads if reader.model_type == "gpt_oss" else 0),
         norm=family.norm,
         qk_norm=qk_norm,
-        dropout=_drops(reader),
+        dropout=_drops(reader, _DROPOUTS, usual=family.drops),
+        attention_dropout=_drops(reader, _ATTENTION_DROPOUTS, usual=family.drops_attention),
         gated_attention=family.gated_attention,
         repeats_heads=reader.model_type == "falcon",
         plain_attention=family.alibi or (reader.model_type == "falcon" and kv_heads == 1),
@@ -528,9 +531,9 @@ def _attention(reader: _Reader, *, seeing_all: bool) -> Layer:
     )
 
 
-def _drops(reader: _Reader) -> bool:
-    told = [reader.config[key] for key in _DROPOUTS if reader.config.get(key) is not None]
-    return any(isinstance(value, float) and value > 0 for value in told) if told else reader.family.drops
+def _drops(reader: _Reader, keys: Sequence[str], *, usual: bool) -> bool:
+    told = [reader.config[key] for key in keys if reader.config.get(key) is not None]
+    return any(isinstance(value, float) and value > 0 for value in told) if told else usual
 
 
 def _delta(reader: _Reader) -> Layer:

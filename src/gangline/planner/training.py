@@ -55,6 +55,9 @@ class SoftwareStack:
     attention: Literal["flash", "efficient", "math", "eager"] = "flash"
     """efficient: sdpa's memory-efficient kernel, keys and values repeated for all heads; math and eager keep matrices
     of attention weights, whose bytes grow with the square of the length."""
+    on_cpu: bool = False
+    """Whether kernels are those of torch for processors: flash attention takes any width and mask, but no dropout,
+    which keeps numbers where a GPU keeps bytes."""
     native_attention: bool = False
     """Whether flash attention uses the matrix instructions that each generation has of its own (FlashAttention 3,
     cuDNN), and not Ampere's everywhere (FlashAttention 2)."""
@@ -145,6 +148,7 @@ GANGLINE_CPU = replace(
     about="the same on ranks without a GPU: chunks that stay in a CPU's caches",
     chunk_numbers=1 << 20,
     widens_norms=False,
+    on_cpu=True,
 )
 
 

@@ -268,7 +268,7 @@ def _fused(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         query, key, value = (_cast(tensor) for tensor in (query, key, value))
         flash = query.element_size() == 2 and attn_mask is None and query.shape[-1] <= _FLASH_MOST_HEAD
         grouped = key.shape[1] != query.shape[1]
-        if query.ndim != 4 or (grouped and not flash) or options.get("dropout_p"):
+        if query.ndim != 4 or (grouped and not flash):
             return plain(query, key, value, attn_mask=attn_mask, **options)
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             # torch makes numbers of it for the kernel, which keeps these
