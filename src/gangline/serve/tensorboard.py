@@ -19,11 +19,16 @@ from gangline.transport.transport import AGENT, CommandResult, Transport
 
 PATH_VARIABLE = "GANGLINE_TENSORBOARD_PATH"
 SHOW = (
-    "import os, sys; sys.path[:] = filter(None, sys.path); "
+    "import os, sys, tempfile; sys.path[:] = filter(None, sys.path); "
+    "tempfile.tempdir = sys.argv[sys.argv.index('--logdir') + 1]; "
     f"sys.argv += ['--path_prefix', os.environ.pop('{PATH_VARIABLE}')]; "
     "from tensorboard.main import run_main; run_main()"
 )
-"""TensorBoard below a path from the environment: words of a command can be read by everybody on the host."""
+"""TensorBoard below a path from the environment: words of a command can be read by everybody on the host.
+
+It writes that path into a folder of the temporary folder which it makes for everybody: there others could read it, or
+have made that folder first. The run's own folder is for its owner alone.
+"""
 PORTS = (16006, 16999)
 START_S = 60.0
 """Importing TensorBoard takes seconds."""
