@@ -167,6 +167,21 @@ def write(mine: Mine, record: Mapping[str, Any]) -> None:
     os.ftruncate(mine.descriptor, len(data))
 
 
+def renewed(mine: Mine, record: Mapping[str, Any]) -> Mine:
+    """The lease, for longer: folders of temporary files are cleared of what is old, and a service manager may clear
+    /dev/shm of what is a user's who has logged out. It is made anew if its file is gone.
+    """
+    with contextlib.suppress(OSError):
+        if os.fstat(mine.descriptor).st_nlink:
+            os.utime(mine.descriptor)
+            return mine
+    fresh = publish(mine.path.name.split(".")[1], record)
+    if fresh is None:
+        return mine
+    os.close(mine.descriptor)
+    return fresh
+
+
 def withdraw(mine: Mine) -> None:
     """End a lease, whoever has inherited it."""
     with contextlib.suppress(OSError):

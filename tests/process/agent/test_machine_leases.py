@@ -240,6 +240,18 @@ def test_it_says_which_attempt_has_it(users, place):
     assert str(place) not in path.read_text()
 
 
+def test_a_lease_whose_file_was_cleared_away_is_made_anew(users, place):
+    """As a service that clears folders of temporary files may do."""
+    anna, ben = users(ANNA, BEN)
+    anna.gets("claim('calm-otter-7', devices=[0])")
+    (path,) = (place / "lock").iterdir()
+    path.unlink()
+    anna.gets("mine.note([processes.this_process()])")
+    assert "calm-otter-7" in ben.is_refused("claim('brave-fox-2', devices=[0])")["what"]
+    anna.gets("mine.end()")
+    assert leases_in(place) == []
+
+
 HARMLESS = {
     "a link": "os.symlink(f'{home}/elsewhere', f'{place}/lock/{name}')",
     "a link to the lease of another user": "os.symlink(f'{place}/lock/x', f'{place}/lock/{name}')",

@@ -39,11 +39,10 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
     low, high = request["range"]
     avoid, taken = set(request.get("avoid", ())), []
     ephemeral = ephemeral_range()
-    of_others = {lease.slot for lease in machine_leases.of_others(PORT_SLOT)}
     with _claims(request.get("claims"), float(request.get("hold_s", 0))) as claims:
         order = list(own_order(low, high, os.getuid()))
         for port, reuse in [*((port, False) for port in order), *((port, True) for port in order)]:
-            if port in avoid or claims.holds(port) or f"{PORT_SLOT}{port}" in of_others:
+            if port in avoid or claims.holds(port):
                 continue
             if not is_free(str(request["address"]), port, reuse=reuse):
                 taken += [] if port in taken else [port]
@@ -98,14 +97,17 @@ def reserve(port: int) -> socket.socket:
 
 
 class RecentPorts:
-    """Ports that were handed out a short time ago: one empty file each, named after the port."""
+    """Ports that were handed out a short time ago, one empty file each, named after the port; and ports of others."""
 
     def __init__(self, folder: Path | None, hold_s: float) -> None:
         self._folder = folder
         self._hold_s = hold_s
+        self._of_others = {lease.slot for lease in machine_leases.of_others(PORT_SLOT)}
 
     def holds(self, port: int) -> bool:
         """Whether somebody is about to use it."""
+        if f"{PORT_SLOT}{port}" in self._of_others:
+            return True
         if self._folder is None:
             return False
         try:

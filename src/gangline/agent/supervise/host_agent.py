@@ -56,7 +56,7 @@ def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors
     Its output goes to console.log in the request's folder. descriptors: those that it inherits.
     """
     folder = Path(request["folder"])
-    env = {**_own_env(), **secrets, **request["env"], TAG: request["folder"]}
+    env = {**_compiled(request), **_own_env(), **secrets, **request["env"], TAG: request["folder"]}
     if request.get("program") == "command":
         (folder / "path").mkdir(exist_ok=True)
         for name, place in ((SHIM, SHIM), ("rank_stacks.py", "path/sitecustomize.py")):
@@ -78,6 +78,15 @@ def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors
         raise VerbFailed("the gangline agent did not start", seen=f"cannot start {name}: {error.strerror}") from error
     child.returncode = 0  # waitpid(-1) takes its exit code; Popen shall not wait for it
     return child.pid
+
+
+def _compiled(request: Mapping[str, Any]) -> Dict[str, str]:
+    """Where torch.compile keeps what it compiled, unless this user's environment says so.
+
+    By itself that is a folder in the temporary folder, named after the user: whoever makes it first decides what runs.
+    """
+    leases = request.get("leases")
+    return {} if leases is None else {"TORCHINDUCTOR_CACHE_DIR": str(Path(leases).parents[1] / "compiled")}
 
 
 def _own_env() -> Dict[str, str]:

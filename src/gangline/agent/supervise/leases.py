@@ -47,6 +47,7 @@ UNFIT = re.compile(r"[^A-Za-z0-9-]")
 """What a file of ours is not called by."""
 CPU_SLOT = "cpu"
 """What every CPU slot is called where all users see it: there they are counted."""
+RENEW_S = 60.0
 NAMED_PROCESSES = 100
 """As many as a lease has room for."""
 
@@ -87,6 +88,7 @@ class Leases:
         self._of_machine: List[Mine] = []
         self._record: Dict[str, Any] = {}
         """What those say."""
+        self._renew_at = 0.0
 
     @property
     def descriptors(self) -> List[int]:
@@ -123,6 +125,9 @@ class Leases:
 
     def note(self, running: Sequence[processes.Process]) -> None:
         """Say which processes hold them, as long as those run, though they may not have inherited them."""
+        if time.monotonic() >= self._renew_at:
+            self._renew_at = time.monotonic() + RENEW_S
+            self._of_machine = [machine_leases.renewed(mine, self._record) for mine in self._of_machine]
         named = [[process.pid, process.start_ticks] for process in running[:NAMED_PROCESSES]]
         if self._of_machine and named != self._record.get("processes"):
             self._rewrite(processes=named)
