@@ -240,6 +240,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     whole = config
     model_type, config = _text_part(config)
     family = FAMILIES.get(model_type)
+    _require_attention(model_type, config, known=family is not None)
     if family is None:
         raise UnknownArchitecture(model_type, why=f"expected one of {', '.join(sorted(FAMILIES))}")
     reader = _Reader(config, model_type=model_type, family=family)
@@ -255,6 +256,53 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     if architecture.num_parameters > _MAX_NUMBERS:
         raise reader.broken(f"it adds up to {architecture.num_parameters:.1e} parameters", "expected a model of today")
     return architecture
+
+
+_INPUTS = "every layer has inputs of its own for each token (hidden_size_per_layer_input)"
+_STATES = (
+    "mamba_",
+    "ssm_",
+    "time_step_",
+    "state_size",
+    "lru_width",
+    "linear_attn_",
+    "conv_L_cache",
+    "attention_hidden_",
+)
+"""Beginnings of keys of models with states or convolutions in place of attention, or beside it."""
+_KINDS = ("layer_types", "layers_block_type", "block_types")
+_ATTENTION = {
+    "attention",
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "indexed_attention",
+    "moe",
+    "mlp",
+}
+
+
+def _require_attention(model_type: str, config: Mapping[str, Any], *, known: bool) -> None:
+    """Refuse layers that keep what no formula here counts, and whose parameters alone say too little."""
+    why = _INPUTS if config.get("hidden_size_per_layer_input") else ""
+    if not known and not why:
+        told = [config[key] for key in _KINDS if isinstance(config.get(key), list)]
+        others = sorted({str(kind) for kinds in told for kind in kinds} - _ATTENTION)
+        keys = sorted(key for key in config if key.startswith(_STATES) and config[key] is not None)
+        if others:
+            why = f"it has layers of the kind {', '.join(others)}"
+        elif keys and not told:
+            why = f"it has layers with states or convolutions ({keys[0]})"
+    if why:
+        raise _unformed(model_type, why)
+
+
+def _unformed(model_type: str, why: str) -> ModelError:
+    return ModelError(
+        f"model: the plan has no formulas for models of type {model_type}",
+        seen=f"{why}, whose memory and time do not follow from the number of parameters",
+        fix="gangline train starts it without a forecast; for a rough one, plan a model with attention of its size",
+    )
 
 
 def _text_part(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -388,7 +436,7 @@ def _sights(reader: _Reader, depth: int) -> list[tuple[str, int | None]]:
     }
     strange = {kind for kind in kinds or () if not own.get(kind, kind in ("full_attention", "sliding_attention"))}
     if strange:
-        raise UnknownArchitecture(reader.model_type, why=f"it has layers of the kind {', '.join(sorted(strange))}")
+        raise _unformed(reader.model_type, f"it has layers of the kind {', '.join(sorted(strange))}")
     if rule == "chunks" or delta:
         key, default = ("full_attention_interval", "linear") if delta else ("no_rope_layer_interval", "chunked")
         kinds = kinds or _every(reader.number(key, default=4), depth, default)

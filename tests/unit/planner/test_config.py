@@ -175,16 +175,12 @@ def test_adapters_on_every_linear_are_those_that_peft_makes(data, numbers):
     [
         {"model_type": "mamba2", "hidden_size": 64},
         {"model_type": "gemma3", "text_config": PUBLISHED["Gemma-3-1B"][0], "vision_config": {"hidden_size": 8}},
-        {**PUBLISHED["Gemma-3-1B"][0], "layer_types": ["linear_attention"] * 26},
-        {"model_type": "gemma4_text", "hidden_size": 64, "hidden_size_per_layer_input": 256},
         {**PUBLISHED["phi-2"][0], "qk_layernorm": True},
         {**PUBLISHED["OPT-6.7B"][0], "word_embed_proj_dim": 512},
     ],
     ids=[
         "unheard-of",
         "with a tower",
-        "linear attention",
-        "inputs of every layer",
         "norms that the row does not have",
         "projected tables",
     ],
@@ -195,6 +191,48 @@ def test_a_model_without_a_closed_form_is_left_to_counting(data):
     assert caught.value.model_type == data["model_type"]
     assert caught.value.seen
     assert caught.value.fix
+
+
+MAMBA = {"mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2}
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        ({**PUBLISHED["Gemma-3-1B"][0], "layer_types": ["linear_attention"] * 26}, "linear_attention"),
+        ({"model_type": "gemma3n_text", "hidden_size_per_layer_input": 256}, "inputs of its own"),
+        ({"model_type": "gemma3n", "text_config": {"hidden_size_per_layer_input": 256}}, "inputs of its own"),
+        ({"model_type": "gemma4_text", "hidden_size_per_layer_input": 256}, "inputs of its own"),
+        ({"model_type": "nemotron_h", "ssm_state_size": 128, "hybrid_override_pattern": "M-M*-"}, "ssm_state_size"),
+        ({"model_type": "nemotron_h", "layers_block_type": ["linear_attention", "moe"]}, "linear_attention"),
+        ({"model_type": "granitemoehybrid", **MAMBA, "layer_types": ["mamba", "attention"]}, "mamba"),
+        ({"model_type": "falcon_h1", **MAMBA}, "mamba_d_conv"),
+        ({"model_type": "lfm2", "conv_L_cache": 3, "full_attn_idxs": [2, 5]}, "conv_L_cache"),
+        ({"model_type": "lfm2", "conv_L_cache": 3, "layer_types": ["conv", "full_attention"]}, "conv"),
+        ({"model_type": "lfm2_moe", "conv_L_cache": 3}, "conv_L_cache"),
+        ({"model_type": "bamba", **MAMBA, "attn_layer_indices": [9, 18]}, "mamba_d_conv"),
+        ({"model_type": "zamba2", **MAMBA, "layers_block_type": ["mamba", "hybrid"]}, "hybrid, mamba"),
+        ({"model_type": "jamba", **MAMBA, "attn_layer_period": 8}, "mamba_d_conv"),
+        ({"model_type": "mamba2", "state_size": 128}, "state_size"),
+        ({"model_type": "recurrent_gemma", "lru_width": 2560, "block_types": ["recurrent", "attention"]}, "recurrent"),
+        ({"model_type": "kimi_linear", "layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"model_type": "minimax", "layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"model_type": "rwkv", "attention_hidden_size": 4096}, "attention_hidden_size"),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_layers_that_are_no_attention_are_refused_by_name_and_not_counted(data, word):
+    with pytest.raises(ModelError) as caught:
+        read_architecture({"num_hidden_layers": 2, "hidden_size": 64, **data})
+    assert not isinstance(caught.value, UnknownArchitecture)
+    assert data["model_type"] in caught.value.what
+    assert word in caught.value.seen
+    assert "without a forecast" in caught.value.fix
+
+
+def test_a_hybrid_family_whose_layers_are_all_attention_is_left_to_counting():
+    with pytest.raises(UnknownArchitecture):
+        read_architecture({"model_type": "granitemoehybrid", **MAMBA, "layer_types": ["attention"] * 2})
 
 
 @pytest.mark.parametrize(
