@@ -190,7 +190,10 @@ def _become(streams, request, *, parent: int) -> None:
     sys.argv = [module, *words]
     sys.executable = os.environ.get("PYTHON_EXEC", sys.executable)
     sys.path[0] = request["folder"]
-    sys.path[1:1] = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
+    sys.path[1:1] = folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
+    if any(Path(folder, "gangline").exists() for folder in folders):  # it is to be that one
+        for name in [name for name in sys.modules if name.partition(".")[0] == "gangline"]:
+            del sys.modules[name]
     if "OMP_NUM_THREADS" in os.environ:
         import torch
 

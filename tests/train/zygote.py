@@ -1,18 +1,21 @@
 """The process from which every rank of the tests is forked, so that imports are paid for once.
 
-It imports torch, transformers and peft (unless its third argument is `plain`), starts no thread and touches no GPU,
-then answers two requests on the socket whose descriptor is its first argument: fork a child that serves a channel of its
+It imports torch, transformers, peft and all of gangline's worker (unless its third argument is `plain`), starts no
+thread and touches no GPU, then answers two requests on the socket whose descriptor is its first argument: fork a child that serves a channel of its
 own, and reap one that has ended. At the socket whose descriptor is the second one, programs ask for processes that do
 their work (forked_python.py).
 It ends when pytest does.
 """
 
+import contextlib
 import datetime
 import faulthandler
 import gc
 import importlib
+import inspect
 import json
 import os
+import pkgutil
 import random
 import select
 import signal
@@ -73,8 +76,28 @@ def _import_everything() -> None:
     import transformers.models.gpt2.modeling_gpt2
     import transformers.models.llama.modeling_llama
 
+    import gangline.strategies
+    import gangline.worker
+
     torch.set_num_threads(1)
     del deepspeed, peft, safetensors, tokenizers, transformers
+    with _strict():
+        for package in (gangline.worker, gangline.strategies):
+            for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+                if not module.name.endswith("__main__"):
+                    importlib.import_module(module.name)
+        importlib.import_module("tests.train.small")
+    # torchrun asks where it is called from: inspect then looks at the file of every module, once
+    inspect.stack()
+
+
+@contextlib.contextmanager
+def _strict():
+    """What the libraries say to each other is theirs to mend; what they say to our code is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.filterwarnings("error", module=r"(gangline|tests)\b")
+        yield
 
 
 def _fork(control: socket.socket, descriptor: int, request) -> int:
@@ -136,10 +159,7 @@ def _answer(request) -> dict:
     try:
         _reset()
         module, _, name = request["function"].partition(":")
-        with warnings.catch_warnings():
-            # What the libraries say to each other is theirs to mend; what they say to our code is an error.
-            warnings.simplefilter("default")
-            warnings.filterwarnings("error", module=r"(gangline|tests)\b")
+        with _strict():
             value = getattr(importlib.import_module(module), name)(**request["kwargs"])
         answer = {"value": value}
         json.dumps(answer)
