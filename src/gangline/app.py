@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,20 +91,37 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = _startable(job, cluster, context, force=start.force, look=start.trial is None)
         claim(cluster, context)
-        program = worker_program(decision.job)
         documents = decision.documents() | ({} if start.trial is None else {"trial": dict(start.trial)})
-        with (
-            _new_run(job.name, cluster, context, documents) as layout,
-            slots_held(to_hold(decision.inspection, decision.plan.gang(layout.run_id, 1), context, program), context),
-        ):
-            _first_attempt(layout, decision, context)
+        with _new_run(job.name, cluster, context, documents) as layout, contextlib.ExitStack() as slots:
+            gang = decision.plan.gang(layout.run_id, 1)
+            wanted = to_hold(decision.inspection, gang, context, worker_program(decision.job))
+
+            def hold() -> None:
+                patience_s = 0.0 if start.turn is None else LEAVING_S
+                (start.turn or _at_once)()
+                slots.enter_context(slots_held(wanted, context, patience_s=patience_s))
+
+            if start.turn is None:
+                hold()
+            _first_attempt(layout, decision, context, before_start=_at_once if start.turn is None else hold)
     return layout
 
 
-def _first_attempt(layout: RunLayout, decision: Decision, context: Context) -> None:
+def _at_once() -> None:
+    """Nothing is waited for."""
+
+
+def _first_attempt(
+    layout: RunLayout, decision: Decision, context: Context, *, before_start: Callable[[], None] = _at_once
+) -> None:
     ready = equip(decision.inspection, context, job=decision.job)
     plan, ready = bring_inputs(layout, decision, ready, context)
+    before_start()
     start_attempt(layout, ready, plan.gang(layout.run_id, 1), context, program=worker_program(decision.job))
+
+
+LEAVING_S = 30.0
+"""How long the run before, which has ended, may take to let go of its slots."""
 
 
 def _submitted(

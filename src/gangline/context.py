@@ -110,6 +110,8 @@ class StartOptions:
     """Start even if the plan calls it too slow."""
     trial: Mapping[str, Any] | None = None
     """The sweep that the run belongs to, which has looked at its rows, and its number there."""
+    turn: Callable[[], None] | None = None
+    """Returns once the hosts are free, or raises; until then everything is brought to them. None: they must be free."""
 
 
 def load(start: StartOptions) -> tuple[Job, Cluster]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,9 @@ class PlayedRuns:
     runs: dict[str, PlayedRun] = field(default_factory=dict)
     starts: list[tuple[str, str]] = field(default_factory=list)
     """(trial's number or run, host) of every start and resume."""
+    prepared: list[int] = field(default_factory=list)
+    """Trials that were prepared while their host was still busy."""
+    driver: Driver | None = None
     most_at_once: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -70,10 +74,17 @@ class PlayedRuns:
         return self.now
 
     def wait(self, seconds: float) -> None:
+        if self.driver is not None:
+            futures.wait(self.driver._starts.values(), timeout=10)  # a start takes no time of this clock
         self.now += 5 * seconds  # fewer turns, each of which writes files
 
-    def start(self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any]) -> str:
+    def start(
+        self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any], turn: Callable[[], None] | None = None
+    ) -> str:
         number, host = int(trial["number"]), cluster.head.name
+        if turn is not None:
+            self.prepared.append(number)
+            turn()
         with self.lock:
             if host in self.dead:
                 raise HostUnreachable(f"{host} does not answer")
@@ -110,7 +121,10 @@ class PlayedRuns:
             losses = {str(each): self.landscape(played.point, each) for each in [*range(0, last, self.every), last]}
             if step == played.pause_at:
                 losses[str(step)] = self.landscape(played.point, step)
-            return TrialSight(phase=played.phase, step=step, steps=played.steps, losses=losses, error=played.error)
+            step_s = self.step_s.get(played.host, 1.0)
+            return TrialSight(
+                phase=played.phase, step=step, steps=played.steps, step_s=step_s, losses=losses, error=played.error
+            )
 
     def end(self, run: str, *, now: bool) -> None:
         with self.lock:
@@ -170,7 +184,10 @@ def played_sweep(
     return layout
 
 
-def drive_to_the_end(layout: SweepLayout, runs: PlayedRuns) -> list[TrialRecord]:
-    """Drive the sweep in this process; its trials then."""
-    Driver(layout, runs, clock=runs.clock, wait=runs.wait).run()
+def drive_to_the_end(
+    layout: SweepLayout, runs: PlayedRuns, *, wait: Callable[[float], None] | None = None
+) -> list[TrialRecord]:
+    """Drive the sweep in this process; its trials then. wait: called in place of `runs.wait`."""
+    runs.driver = Driver(layout, runs, clock=runs.clock, wait=wait or runs.wait)
+    runs.driver.run()
     return load_trials(layout)

@@ -7,6 +7,7 @@ import dataclasses
 import platform
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -54,21 +55,40 @@ def claim(cluster: Cluster, context: Context) -> None:
 
 
 @contextlib.contextmanager
-def slots_held(request: LaunchRequest, context: Context) -> Iterator[None]:
+def slots_held(request: LaunchRequest, context: Context, *, patience_s: float = 0.0) -> Iterator[None]:
     """Hold the slots of all hosts until the host agents have them; raises RunFailed where another run has one.
 
     request: what will be started, as far as it is known before anything is copied. A host agent of the same run and
     attempt shares what is held here. The head comes first: of two starts at once that want the same hosts, one goes on.
+    patience_s: how long a run that has one may take to let go of it.
     """
-    parts = [part for part in request.hosts if part.leases is not None]
-    holds = [_Hold(part, context) for part in parts]
+    holds = _held(request, context, deadline=time.monotonic() + patience_s)
     try:
-        for some in (holds[:1], holds[1:]):
-            _take(some)
         yield
     finally:
         for hold in holds:
             hold.release()
+
+
+LOOK_AGAIN_S = 0.2
+
+
+def _held(request: LaunchRequest, context: Context, *, deadline: float) -> list[_Hold]:
+    parts = [part for part in request.hosts if part.leases is not None]
+    while True:
+        holds = [_Hold(part, context) for part in parts]
+        try:
+            for some in (holds[:1], holds[1:]):
+                _take(some)
+        except BaseException as error:
+            for hold in holds:
+                hold.release()
+            taken = isinstance(error, RunFailed) and error.details.get("taken")
+            if not taken or time.monotonic() >= deadline:
+                raise
+        else:
+            return holds
+        time.sleep(LOOK_AGAIN_S)
 
 
 def _take(holds: Sequence[_Hold]) -> None:
@@ -78,7 +98,8 @@ def _take(holds: Sequence[_Hold]) -> None:
     if errors:
         first, *more = errors
         lines = [line for error in more for line in (error.what, error.seen) if line]
-        raise RunFailed(first.what, seen="\n        ".join([first.seen, *lines]), fix=first.fix)
+        taken = {"taken": not isinstance(first, HostUnreachable)}
+        raise RunFailed(first.what, seen="\n        ".join([first.seen, *lines]), fix=first.fix, details=taken)
 
 
 class _Hold(threading.Thread):

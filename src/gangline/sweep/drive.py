@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gangline.errors import GanglineError, HostUnreachable
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.inventory.pairs import RENDEZVOUS_PORTS
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
@@ -29,13 +31,15 @@ from gangline.sweep.records import (
     runs_of,
     save_trial,
 )
-from gangline.sweep.schedule import pause_of, placements, promote
+from gangline.sweep.schedule import pause_of, placements, promote, waiting
 
 POLL_S = 1.0
 SILENT_S = 120.0
 """A host that has not answered for so long loses its trial, which begins anew elsewhere."""
 BUSY_S = 2.0
 """After so long a start is tried again on a host whose slots another run holds."""
+AHEAD_S = 90.0
+"""So long before the end of a trial the next one is prepared on its host: code, model, tokens."""
 AWAY_S = 30.0
 """After so long a host is tried again that did not answer."""
 MOST_STARTS = 3
@@ -52,6 +56,8 @@ class TrialSight:
     """Of `RunRecord.phase`."""
     step: int = 0
     steps: int | None = None
+    step_s: float | None = None
+    """Seconds of a step lately."""
     losses: Mapping[str, float | None] = field(default_factory=dict)
     error: Mapping[str, Any] | None = None
     silent: str | None = None
@@ -66,8 +72,10 @@ class TrialSight:
 class TrialRuns(Protocol):
     """What a sweep does with runs. Each call may take long and may raise GanglineError."""
 
-    def start(self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any]) -> str:
-        """Start a run, and return its id once its ranks have been started."""
+    def start(
+        self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any], turn: Callable[[], None] | None = None
+    ) -> str:
+        """Start a run, and return its id once its ranks have been started. turn: see `StartOptions.turn`."""
         ...
 
     def resume(self, run: str, cluster: Cluster, *, pause_at: int | None) -> None:
@@ -81,6 +89,27 @@ class TrialRuns(Protocol):
     def end(self, run: str, *, now: bool) -> None:
         """Order a run to end; now: without saving."""
         ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Ahead:
+    """A trial that is prepared on a host which still trains another one."""
+
+    number: int
+    start: Future[str] | None = None
+    go: threading.Event = field(default_factory=threading.Event)
+    called_off: bool = False
+
+    def turn(self) -> None:
+        """Wait until the host is free; raises RunFailed where the trial is not to start."""
+        self.go.wait()
+        if self.called_off:
+            raise RunFailed("the start was called off", seen="its sweep ends", fix="gangline sweep resume")
+
+    def call_off(self) -> None:
+        """Have the start end without a run."""
+        self.called_off = True
+        self.go.set()
 
 
 class Driver:
@@ -100,9 +129,13 @@ class Driver:
         self._only = only
         self._request = SweepRecord.load(layout.request)
         self._names = [host.name for host in self._request.cluster.hosts]
-        self._pool = ThreadPoolExecutor(max_workers=2 * len(self._names) + 2)
+        self._pool = ThreadPoolExecutor(max_workers=3 * len(self._names) + 2)
         self._trials: dict[int, TrialRecord] = {}
         self._starts: dict[int, Future[str]] = {}
+        self._ahead: dict[str, Ahead] = {}
+        """Host -> the trial that it gets next."""
+        self._left_s: dict[int, float] = {}
+        """Trial -> seconds until it ends or pauses, as far as they are known."""
         self._silent_since: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
         """Host -> when it is tried again."""
@@ -117,6 +150,8 @@ class Driver:
             while not self._turn():
                 self._wait(POLL_S)
         finally:
+            for ahead in self._ahead.values():
+                ahead.call_off()
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _numbers(self) -> list[int]:
@@ -136,6 +171,7 @@ class Driver:
             for number, phase in promote(list(self._trials.values()), self._request.halving).items():
                 self._judge(self._trials[number], phase)
         self._start()
+        self._prepare()
         is_done = all(trial.ended for trial in self._trials.values()) and not self._starts
         return is_done and set(self._numbers()) == self._trials.keys()
 
@@ -187,6 +223,8 @@ class Driver:
             trial, step=max(seen.step, 0), steps=seen.steps or trial.steps, losses=losses, quiet=True, **gets_on
         )
         self._tell(trial)
+        goal = min(trial.steps or 0, pause_of(trial, self._request.halving) or trial.steps or 0)
+        self._left_s[trial.number] = math.inf if seen.step_s is None else (goal - trial.step) * seen.step_s
         if seen.ended:
             self._ended(trial, seen)
 
@@ -248,24 +286,54 @@ class Driver:
         ]
         at_once = self._request.at_once
         room = None if at_once is None else at_once - sum(map(self._holds, self._trials.values()))
-        trials = [trial for trial in self._trials.values() if trial.number not in self._starts]
+        for host in [name for name in free if name in self._ahead][:room]:
+            free.remove(host)
+            room = None if room is None else room - 1
+            ahead = self._ahead.pop(host)
+            assert ahead.start is not None
+            self._note_start(self._trials[ahead.number], (host,))
+            self._starts[ahead.number] = ahead.start
+            ahead.go.set()
+        bound = {*self._starts, *(ahead.number for ahead in self._ahead.values())}
+        trials = [trial for trial in self._trials.values() if trial.number not in bound]
         for trial, hosts in placements(trials, hosts=self._names, free=free, room=room):
-            places = (*trial.places, hosts[0])
-            begun = self._note(trial, phase="running", hosts=hosts, places=places, starts=trial.starts + 1)
-            log.info("trial %d starts on %s", trial.number, " ".join(hosts))
-            self._starts[trial.number] = self._pool.submit(self._begin, begun)
+            self._starts[trial.number] = self._pool.submit(self._begin, self._note_start(trial, hosts))
+
+    def _note_start(self, trial: TrialRecord, hosts: tuple[str, ...]) -> TrialRecord:
+        log.info("trial %d starts on %s", trial.number, " ".join(hosts))
+        places = (*trial.places, hosts[0])
+        return self._note(trial, phase="running", hosts=hosts, places=places, starts=trial.starts + 1)
+
+    def _prepare(self) -> None:
+        """Prepare the next trial on hosts that are about to be free. One that has a run goes on from its checkpoint,
+        which is brought then.
+        """
+        bound = {*self._starts, *(ahead.number for ahead in self._ahead.values())}
+        for trial in list(self._trials.values()):
+            if not self._holds(trial) or len(trial.hosts) > 1 or self._left_s.get(trial.number, math.inf) > AHEAD_S:
+                continue
+            host = trial.hosts[0]
+            following = next((each for each in waiting(list(self._trials.values())) if each.number not in bound), None)
+            if host in self._ahead or following is None or following.run is not None or host not in following.fits:
+                continue
+            log.info("trial %d is prepared on %s", following.number, host)
+            ahead = self._ahead[host] = Ahead(number=following.number)
+            bound.add(following.number)
+            placed = dataclasses.replace(following, hosts=(host,))
+            ahead.start = self._pool.submit(self._begin, placed, ahead.turn)
 
     def _holds(self, trial: TrialRecord) -> bool:
         return trial.phase == "running"
 
-    def _begin(self, trial: TrialRecord) -> str:
+    def _begin(self, trial: TrialRecord, turn: Callable[[], None] | None = None) -> str:
         pause_at = pause_of(trial, self._request.halving)
         cluster = hosts_of(self._request.cluster, trial.hosts)
         if trial.run is not None:
             self._runs.resume(trial.run, cluster, pause_at=pause_at)
             return trial.run
         job = dataclasses.replace(load_trial_job(self._layout, trial.number), pause_at=pause_at)
-        return self._runs.start(job, cluster, trial={"sweep": self._layout.sweep_id, "number": trial.number})
+        said = {"sweep": self._layout.sweep_id, "number": trial.number}
+        return self._runs.start(job, cluster, trial=said, turn=turn)
 
     def _take_in_starts(self) -> None:
         for number, start in list(self._starts.items()):
@@ -280,7 +348,7 @@ class Driver:
             self._sit_out(trial.hosts[0], AWAY_S, error)
             self._note(trial, phase="waiting", starts=trial.starts - 1)
         except GanglineError as error:
-            if error.details.get("taken"):
+            if error.details.get("taken") or error.fix.startswith("wait for it"):
                 self._sit_out(trial.hosts[0], BUSY_S, error)
                 self._note(trial, phase="waiting", starts=trial.starts - 1)
             else:
@@ -297,6 +365,8 @@ class Driver:
 
     def _stop(self, order: str) -> bool:
         """Order what runs to end; whether nothing runs any more. What ends so waits for `resume`."""
+        while self._ahead:
+            self._ahead.popitem()[1].call_off()
         active = [trial for trial in self._trials.values() if trial.phase == "running"]
         for trial in active:
             if trial.run is None or trial.number in self._starts or self._ordered.get(trial.run) == order:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ class OwnRuns:
         self._open: dict[str, tuple[contextlib.ExitStack, RunHandle, History, dict[int, JsonTail]]] = {}
         self._lock = threading.Lock()
 
-    def start(self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any]) -> str:
+    def start(
+        self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any], turn: Callable[[], None] | None = None
+    ) -> str:
         """See `TrialRuns.start`."""
-        start = StartOptions(home=self._home, job=job, cluster=cluster, force=self._force, trial=trial)
+        start = StartOptions(home=self._home, job=job, cluster=cluster, force=self._force, trial=trial, turn=turn)
         return app.train(start, console=self._console, deps=self._deps).run_id
 
     def resume(self, run: str, cluster: Cluster, *, pause_at: int | None) -> None:
@@ -63,10 +65,12 @@ class OwnRuns:
             for line in tails[attempt].objects():
                 history.add(line)
         last = history.last_step or {}
+        recent = [each["step_s"] for each in list(history.steps.values())[-20:] if each.get("step_s")]
         seen = TrialSight(
             phase=record.phase,
             step=last.get("step", 0),
             steps=last.get("steps"),
+            step_s=sum(recent) / len(recent) if recent else None,
             losses={str(step): _finite(each.get("loss")) for step, each in history.evaluations.items()},
             error=record.state.error if record.state else None,
             silent=record.silent,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gangline.errors import RunFailed
 from gangline.runs.record_versions import write_record
-from gangline.sweep.drive import Driver
 from gangline.sweep.points import axes_of, grid
 from gangline.sweep.records import TrialRecord, create_trial, load_trials
 from gangline.sweep.schedule import make_halving, ranking
@@ -41,6 +40,13 @@ def test_all_points_run_one_per_host_and_the_ranking_is_that_of_one_after_the_ot
     assert quickest == 4  # of 8, as 1 + 1/2 + 1/3 of the speed: a host that is free takes the next
 
 
+def test_the_next_trial_is_prepared_on_a_host_that_is_about_to_be_free(tmp_path: Path) -> None:
+    runs = played(step_s={"a": 2.0, "b": 2.0, "c": 2.0})
+    trials = drive_to_the_end(played_sweep(tmp_path, POINTS), runs)
+    assert sorted(runs.prepared) == [4, 5, 6, 7, 8]
+    assert sorted(name for name, _ in runs.starts) == [str(trial.number) for trial in trials]
+
+
 def test_at_once_limits_how_many_run(tmp_path: Path) -> None:
     runs = played()
     trials = drive_to_the_end(played_sweep(tmp_path, POINTS, at_once=2), runs)
@@ -71,8 +77,7 @@ def test_a_trial_of_a_host_that_dies_begins_anew_elsewhere_and_the_host_is_used_
         runs.wait(seconds)
         runs.dead = {"b"} if 50 < runs.now < 300 else set()
 
-    Driver(layout, runs, clock=runs.clock, wait=wait).run()
-    trials = load_trials(layout)
+    trials = drive_to_the_end(layout, runs, wait=wait)
     assert {trial.phase for trial in trials} == {"finished"}
     (moved,) = [trial for trial in trials if len(trial.places) > 1]
     assert moved.places[0] == "b" != moved.places[-1]
@@ -95,7 +100,7 @@ def test_a_supervisor_that_was_killed_is_followed_by_another_that_starts_nothing
             raise Killed
 
     try:
-        Driver(layout, runs, clock=runs.clock, wait=wait).run()
+        drive_to_the_end(layout, runs, wait=wait)
     except Killed:
         assert {trial.phase for trial in load_trials(layout)} == {"finished", "running", "waiting"}
     trials = drive_to_the_end(layout, runs)
@@ -112,8 +117,7 @@ def test_a_stop_saves_what_runs_and_a_later_supervisor_goes_on_from_there(tmp_pa
         if runs.now == 150:
             write_record(layout.order, {"order": "stop"})
 
-    Driver(layout, runs, clock=runs.clock, wait=wait).run()
-    stopped = load_trials(layout)
+    stopped = drive_to_the_end(layout, runs, wait=wait)
     assert sorted(trial.phase for trial in stopped) == ["finished"] * 3 + ["waiting"] * 5
     assert all(run.phase != "running" for run in runs.runs.values())
     layout.order.unlink()
@@ -131,7 +135,7 @@ def test_a_run_that_the_user_stops_is_left_alone(tmp_path: Path) -> None:
         if runs.now == 50:
             runs.end("played-run-1", now=False)
 
-    Driver(layout, runs, clock=runs.clock, wait=wait).run()
+    drive_to_the_end(layout, runs, wait=wait)
     assert sorted(trial.phase for trial in load_trials(layout)) == ["finished"] * 7 + ["stopped"]
 
 
@@ -144,7 +148,7 @@ def test_points_that_are_added_while_it_runs_are_tried_too(tmp_path: Path) -> No
         if runs.now == 50:
             create_trial(layout, TrialRecord(number=5, point=POINTS[4], fits=("a",)), small_job())
 
-    Driver(layout, runs, clock=runs.clock, wait=wait).run()
+    drive_to_the_end(layout, runs, wait=wait)
     assert [trial.phase for trial in load_trials(layout)] == ["finished"] * 5
 
 
@@ -164,7 +168,7 @@ def test_halving_finds_the_best_of_a_planted_landscape_with_a_third_of_the_steps
 def test_halving_gives_the_same_on_unlike_hosts_and_trials_move_between_them(tmp_path: Path) -> None:
     halving = make_halving(num_points=8, steps=100, eta=2)
     results = []
-    for folder, step_s in (("one", {}), ("other", {"a": 0.5, "b": 3.0, "c": 7.0})):
+    for folder, step_s in (("one", {}), ("other", {"a": 1.0, "b": 1.7, "c": 4.0})):
         runs = played(step_s=step_s)
         trials = drive_to_the_end(played_sweep(tmp_path / folder, POINTS, halving=halving), runs)
         results.append([(trial.number, trial.phase, trial.rung, trial.losses) for trial in trials])
