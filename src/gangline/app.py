@@ -32,7 +32,7 @@ from gangline.context import (
     starting,
 )
 from gangline.control.equip import claim, equip, preview, slots_held
-from gangline.control.slurm_job import SlurmRecord, must_submit, submit
+from gangline.control.slurm_job import SlurmRecord, must_submit, script, submit
 from gangline.control.start import (
     bring_inputs,
     carry_on,
@@ -313,11 +313,20 @@ def _inspected(cluster: Cluster, context: Context) -> InspectResult:
 def rehearse(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -> list[str]:
     """The exact commands that `train` would start, host by host. Starts nothing and leaves nothing."""
     job, cluster = load(start)
+    if must_submit(cluster, deps.variables):
+        sized(job, Context(transports={}, home=start.home, console=console, deps=deps))
+        return _script_lines(cluster, start.home, new_id(run_ids(start.home)), job.name)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = _startable(job, cluster, context, force=start.force)
         ready = preview(decision.inspection, context, job=decision.job)
         gang = decision.plan.gang(new_id(run_ids(start.home)), 1)
         return printed(render(ready, gang, context, program=worker_program(decision.job)))
+
+
+def _script_lines(cluster: Cluster, home: Path, run_id: str, name: str) -> list[str]:
+    """The batch script that would be handed to Slurm."""
+    assert cluster.slurm is not None, "a cluster that is submitted to"
+    return script(RunLayout(home, run_id), cluster.slurm, name=name).splitlines()
 
 
 def rehearse_command(
@@ -326,6 +335,8 @@ def rehearse_command(
     """The exact commands that `run` would start. Starts nothing and leaves nothing."""
     record = preview_project_of(record, console=console)
     cluster = load_cluster(cluster_path, home)
+    if must_submit(cluster, deps.variables):
+        return _script_lines(cluster, home, new_id(run_ids(home)), record.name)
     with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
         return _command_lines(record, new_id(run_ids(home)), 1, cluster, context)
 
@@ -340,6 +351,11 @@ def rehearse_resume(
     deps: Dependencies = REAL,
 ) -> list[str]:
     """The exact commands that `resume` would start. Starts nothing and leaves nothing."""
+    layout = find_run(home, prefix)
+    wanted = read_cluster(layout) if cluster_path is None else load_cluster(cluster_path, home)
+    if must_submit(wanted, deps.variables):
+        with open_run(layout.run_id, home=home, deps=deps) as opened:
+            return _script_lines(wanted, home, layout.run_id, resumable(opened, deps).name)
     with _ended_run(prefix, home, cluster_path, console, deps) as (run, ended, (cluster, context)):
         run_id, attempt = run.layout.run_id, ended.attempt + 1
         if (record := CommandRecord.of(run.layout)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,9 +29,13 @@ def command(  # noqa: PLR0913  (options of a command line)
     add: Annotated[
         bool, typer.Option("--add", help="put HOST into the file that is there; nothing else in it changes")
     ] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="describe the Slurm cluster of this login host")] = False,
+    partition: Annotated[str | None, option("with --slurm: this partition, not the site's default")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look at hosts over SSH and write cluster.yaml. Shows host keys before it trusts them; installs nothing.
+
+    With --slurm, ask Slurm what its partitions have, and no host.
 
     Exit code 4 if no host answers.
     """
@@ -41,12 +45,26 @@ def command(  # noqa: PLR0913  (options of a command line)
     from gangline.init.add import Added, AddQuestion
     from gangline.init.add import add as add_to
     from gangline.init.describe import Described, InitQuestion, init
+    from gangline.init.describe_slurm import SlurmDescribed, init_slurm
     from gangline.init.pin import Pinned
     from gangline.init.pin import pin as pin_again
 
     console = Terminal()
-    done: Described | Pinned | Added
-    if pin is not None:
+    done: Described | Pinned | Added | SlurmDescribed
+    _refuse_hosts_of_slurm(slurm=slurm, partition=partition, given=bool(hosts or hostfile or pin or add))
+    asked = InitQuestion(
+        home=default_home(),
+        output=output or Path(DEFAULT),
+        names=tuple(hosts or ()),
+        hostfile=hostfile,
+        name=name,
+        yes=yes,
+        force=force,
+        dry_run=dry_run,
+    )
+    if slurm:
+        done = init_slurm(asked, partition=partition, shared=Path.home(), console=console)
+    elif pin is not None:
         if hosts or hostfile or output or name or force or add:
             raise UsageError("--pin only updates the host keys of a file", fix=f"gangline init --pin {pin}")
         done = pin_again(pin, home=default_home(), yes=yes, dry_run=dry_run, console=console)
@@ -58,21 +76,24 @@ def command(  # noqa: PLR0913  (options of a command line)
         )
         done = add_to(question, console=console)
     else:
-        asked = InitQuestion(
-            home=default_home(),
-            output=output or Path(DEFAULT),
-            names=tuple(hosts or ()),
-            hostfile=hostfile,
-            name=name,
-            yes=yes,
-            force=force,
-            dry_run=dry_run,
-        )
         done = init(asked, console=console)
     console.clear()
+    _show(done, as_json=as_json, dry_run=dry_run, after="train job.yaml --cluster" if slurm else "check")
+
+
+def _show(done: Any, *, as_json: bool, dry_run: bool, after: str) -> None:
+    """Print what was found, and the verb that comes next."""
     if as_json:
         print_json(done.to_json())
     elif dry_run:
         print_data([done.text.rstrip("\n")])
     if done.path is not None:
-        sys.stderr.write(f"Next: gangline check {done.path}\n")
+        sys.stderr.write(f"Next: gangline {after} {done.path}\n")
+
+
+def _refuse_hosts_of_slurm(*, slurm: bool, partition: str | None, given: bool) -> None:
+    """Raise UsageError for options that belong to one of the two kinds of cluster only."""
+    if partition is not None and not slurm:
+        raise UsageError("--partition is for --slurm", fix=f"gangline init --slurm --partition {partition}")
+    if slurm and given:
+        raise UsageError("--slurm takes no hosts: allocations give them", fix="gangline init --slurm")

@@ -136,6 +136,8 @@ class SlurmWords(Section):
     """GPUs of each node, with or without their type: 4, or a100:4. Left out: none, and the processors train."""
     gpus_by: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     """How this site wants GPUs to be asked for: `--gpus-per-node=4`, or `--gres=gpu:4`."""
+    gpu: Annotated[Text | None, Field(examples=["a100-80gb"])] = None
+    """Which card they are, for `gangline plan`, where the type that Slurm has for them does not say it."""
     cpus_per_node: Count | None = None
     """Cores of each node."""
     memory: Annotated[str, Field(pattern=SLURM_MEMORY)] | Annotated[int, Field(ge=0)] | None = None

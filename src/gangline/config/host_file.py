@@ -395,6 +395,7 @@ def resolve_slurm(checked: Checked[ClusterWords], *, around: Surroundings) -> Sl
         account=words.account,
         qos=words.qos,
         gpus_per_node=None if words.gpus_per_node is None else str(words.gpus_per_node),
+        gpu=words.gpu,
         cpus_per_node=words.cpus_per_node,
         memory=None if words.memory is None else str(words.memory),
         constraint=words.constraint,

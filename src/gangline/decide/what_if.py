@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gangline.checks.judge import require
-from gangline.context import REAL, Context, Dependencies, StartOptions, load, reached
+from gangline.context import REAL, Context, Dependencies, StartOptions, load, load_cluster, reached
 from gangline.decide.decide import Decision, decide, sized
 from gangline.decide.forecast import JobForecast, ask_trace, forecast_job, ways_of
 from gangline.decide.hosts import disk_rate
+from gangline.decide.on_partition import lines_on, machines_of, partition_of
 from gangline.decide.row_report import RowsReport
 from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
 from gangline.inventory.measured import load_network, network_line
@@ -37,6 +38,7 @@ from gangline.planner.software import STACKS
 from gangline.planner.training import GANGLINE, SoftwareStack
 from gangline.planner.ways_out import Suggestion
 from gangline.provision.console import Console
+from gangline.runs.cluster import IN_ALLOCATION, SlurmRequest
 from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
 from gangline.units import format_bytes
@@ -120,6 +122,8 @@ class Prediction:
     """What would make it fit, where it does not."""
     rows: RowsReport = field(default_factory=RowsReport)
     """What was seen of the rows."""
+    queue: tuple[tuple[str, str], ...] = ()
+    """Of a run that waits for Slurm: its partition and its allocations, as titles and texts."""
 
     @property
     def can_start(self) -> bool:
@@ -155,6 +159,13 @@ class Prediction:
 def predict(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dependencies = REAL) -> Prediction:
     """Look, unless the machines are thought of, and weigh. Starts nothing, and writes nothing to a host."""
     stack = _stack(what_if.stack)
+    if what_if.hosts is None and (asked := _asked_of_slurm(start, deps)) is not None:
+        partition = partition_of(asked)
+        there = dataclasses.replace(what_if, hosts=machines_of(asked, partition))
+        found = predict(start, there, console=console, deps=deps)
+        choice = found.job_forecast.choice
+        best = None if choice is None else choice.best
+        return dataclasses.replace(found, queue=tuple(lines_on(asked, partition, best, found.length)))
     if what_if.hosts is not None:
         context = Context(transports={}, home=start.home, console=console, deps=deps)
         job, rows = sized(_job_without_data(start), context)
@@ -182,6 +193,13 @@ def predict(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dep
             )
         found = _predict(decision.asked, world, decision, context, stack=stack, before=decision.world)
         return dataclasses.replace(found, rows=decision.rows)
+
+
+def _asked_of_slurm(start: StartOptions, deps: Dependencies) -> SlurmRequest | None:
+    """What the cluster file asks of Slurm; None where its hosts can be asked themselves."""
+    if start.cluster is None or IN_ALLOCATION in deps.variables:
+        return None
+    return load_cluster(start.cluster, start.home).slurm
 
 
 def changed(world: PlannedCluster, what_if: WhatIf) -> PlannedCluster:
@@ -348,6 +366,7 @@ def plan_lines(prediction: Prediction, traced: Sequence[Traced], *, home: Path, 
         lines += terms(choice, width) if why else []
         lines += aligned([("shape", shape.source)], width) if (shape := prediction.job_forecast.shape) else []
         lines += change_line(prediction.before, choice, width) if prediction.before is not None else []
+    lines += aligned(prediction.queue, width)
     said = [(line[:TITLE].strip(), line[TITLE:].strip()) for line in prediction.rows.lines(prediction.job)]
     lines += aligned(said, width)
     lines += [f"traced     {each.line}" for each in traced]

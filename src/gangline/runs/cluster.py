@@ -87,6 +87,8 @@ class SlurmRequest:
     qos: str | None = None
     gpus_per_node: str | None = None
     """A number, or a type and a number such as "a100:4"; None: no GPUs are asked for."""
+    gpu: str | None = None
+    """Their name in the catalogue, where Slurm's type is not one."""
     cpus_per_node: int | None = None
     memory: str | None = None
     """Per node, in Slurm's words, such as "64G"; "0": all of it."""
