@@ -238,9 +238,9 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     that are no attention), and ModelError for a config that no model can have.
     """
     whole = config
+    _require_attention(config)
     model_type, config = _text_part(config)
     family = FAMILIES.get(model_type)
-    _require_attention(model_type, config, known=family is not None)
     if family is None:
         raise UnknownArchitecture(model_type, why=f"expected one of {', '.join(sorted(FAMILIES))}")
     reader = _Reader(config, model_type=model_type, family=family)
@@ -282,10 +282,13 @@ _ATTENTION = {
 }
 
 
-def _require_attention(model_type: str, config: Mapping[str, Any], *, known: bool) -> None:
+def _require_attention(whole: Mapping[str, Any]) -> None:
     """Refuse layers that keep what no formula here counts, and whose parameters alone say too little."""
+    inner = whole.get("text_config")
+    config = inner if isinstance(inner, Mapping) else whole
+    model_type = str(config.get("model_type") or whole.get("model_type"))
     why = _INPUTS if config.get("hidden_size_per_layer_input") else ""
-    if not known and not why:
+    if model_type not in FAMILIES and not why:
         told = [config[key] for key in _KINDS if isinstance(config.get(key), list)]
         others = sorted({str(kind) for kinds in told for kind in kinds} - _ATTENTION)
         keys = sorted(key for key in config if key.startswith(_STATES) and config[key] is not None)
@@ -294,7 +297,7 @@ def _require_attention(model_type: str, config: Mapping[str, Any], *, known: boo
         elif keys and not told:
             why = f"it has layers with states or convolutions ({keys[0]})"
     if why:
-        raise _unformed(model_type, why)
+        raise _unformed(str(whole.get("model_type")), why)
 
 
 def _unformed(model_type: str, why: str) -> ModelError:

@@ -201,7 +201,10 @@ MAMBA = {"mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2}
     [
         ({**PUBLISHED["Gemma-3-1B"][0], "layer_types": ["linear_attention"] * 26}, "linear_attention"),
         ({"model_type": "gemma3n_text", "hidden_size_per_layer_input": 256}, "inputs of its own"),
-        ({"model_type": "gemma3n", "text_config": {"hidden_size_per_layer_input": 256}}, "inputs of its own"),
+        (
+            {"model_type": "gemma3n", "text_config": {"hidden_size_per_layer_input": 256}, "audio_config": {"a": 1}},
+            "inputs of its own",
+        ),
         ({"model_type": "gemma4_text", "hidden_size_per_layer_input": 256}, "inputs of its own"),
         ({"model_type": "nemotron_h", "ssm_state_size": 128, "hybrid_override_pattern": "M-M*-"}, "ssm_state_size"),
         ({"model_type": "nemotron_h", "layers_block_type": ["linear_attention", "moe"]}, "linear_attention"),
