@@ -112,6 +112,15 @@ class PlannedCluster:
         return Fabric(slots=slots, wire=wire, inside=self.inside, host_bytes_per_s=slowest)
 
     @property
+    def makers(self) -> dict[str, tuple[str, ...]]:
+        """Hosts by the maker of their cards. Cards of two makers have no collective library in common."""
+        found: dict[str, dict[str, None]] = {}
+        for placement in self.placements:
+            if placement.spec is not None:
+                found.setdefault(placement.spec.vendor, {})[placement.host] = None
+        return {maker: tuple(hosts) for maker, hosts in found.items()}
+
+    @property
     def crowded(self) -> tuple[str, ...]:
         """Hosts with more ranks than GPUs, where they have some."""
         return tuple(

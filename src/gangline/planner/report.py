@@ -70,7 +70,8 @@ def report(choice: Choice, length: Length, *, why: bool = False, width: int = 12
     if best is None:
         rows.append(("strategy", "none fits"))
     else:
-        rows += [("strategy", f"{name(best.strategy)}: {best.strategy.half.meaning}")]
+        apart = " (if these cards could exchange, see note)" if len(best.world.makers) > 1 else ""
+        rows += [("strategy", f"{name(best.strategy)}{apart}: {best.strategy.half.meaning}")]
         rows += [("disk", text) for text in [best.on_disk] if text]
         rows += [("shares", text) for text in [_shares(best)] if text]
         rows += [("divides", text) for text in _divides(choice)]
@@ -410,7 +411,8 @@ def _machines(choice: Choice, steps: int | None) -> Iterator[str]:
     for candidate in rows:
         ratio = f", {rows[0].seconds / candidate.seconds:.2f} x" if candidate is not rows[0] else ""
         hosts = f"{len(candidate.world.hosts)} ({_who(candidate)})"
-        yield f"{hosts} {_length(candidate, steps)}{ratio}, {name(candidate.strategy)}"
+        apart = "; but they cannot exchange" if len(candidate.world.makers) > 1 else ""
+        yield f"{hosts} {_length(candidate, steps)}{ratio}, {name(candidate.strategy)}{apart}"
 
 
 def _who(candidate: Candidate) -> str:
@@ -441,6 +443,12 @@ def _today(choice: Choice, steps: int | None) -> Iterator[str]:
 
 def _cards(world: PlannedCluster) -> Iterator[str]:
     """Cards that the trainer cannot use, and what the catalogue says of others."""
+    if len(world.makers) > 1:
+        who = " and ".join(f"{maker} ({', '.join(hosts)})" for maker, hosts in world.makers.items())
+        yield (
+            f"cards of {who} cannot train together: NCCL, RCCL and the others talk to their own kind alone. Figures of "
+            "them together only say what an exchange would bring. Plan a run for each maker, by --without HOST"
+        )
     for label, reason in dict.fromkeys(
         (placement.label, placement.spec.untrained) for placement in world.placements if placement.spec is not None
     ):
