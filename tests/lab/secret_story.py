@@ -172,7 +172,7 @@ class Story:
         self.awaits(run, hosts[1])
         with self.user.popen(["gangline", "attach", run], stdout=-3, stderr=-3):
             self.kills(hosts[0], "[g]angline.supervise")
-            self.kills(hosts[1], "[g]uard")
+            self.kills(hosts[1], "[h]ost-agent")
             self.kills(self.lab.user, "[g]angline attach")
         self.left = self.found()
         self.types("ps")

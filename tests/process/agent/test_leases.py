@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent import machine_leases
 from gangline.agent.supervise import leases
 from gangline.agent.supervise.leases import Leases, Taken, held
 
@@ -38,6 +39,9 @@ def ask(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(leases, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(machine_leases, "PLACES", (str(tmp_path / "lock"),))
+    (tmp_path / "lock").mkdir()
+    (tmp_path / "lock").chmod(0o1777)
 
     def make(run="calm-otter-7", *, host="pc1", attempt=1, num_ranks=1, slots=1, devices=(), env=None, workdir="work"):
         return {
@@ -203,6 +207,35 @@ def test_gpus_are_claimed_by_uuid_whatever_the_work_folder(ask, claim, gpus):
 )
 def test_the_first_gpu_of_a_run_is_the_first_that_it_may_see(ask, claim, gpus, visible, slots):
     assert claim(ask(devices=[0], env={"CUDA_VISIBLE_DEVICES": visible})).slots == slots
+
+
+LIST = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa)
+  MIG 3g.20gb     Device  0: (UUID: MIG-1111)
+  MIG 3g.20gb     Device  1: (UUID: MIG-1222)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbbb)
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "slots"),
+    [
+        (None, ["gpu-MIG-1111"]),
+        ("0", ["gpu-MIG-1111"]),
+        ("GPU-a", ["gpu-MIG-1111"]),
+        ("MIG-12", ["gpu-MIG-1222"]),
+        ("MIG-1", ["cpu-0"]),
+        ("1", ["gpu-GPU-bbbb"]),
+    ],
+)
+def test_of_a_card_that_is_cut_an_instance_is_claimed(ask, claim, gpus, tmp_path, monkeypatch, visible, slots):
+    """The text is written after the public format of nvidia-smi -L."""
+    (tmp_path / "capabilities" / "gpu0" / "mig" / "gi1").mkdir(parents=True)
+    monkeypatch.setattr(leases, "CAPABILITIES", tmp_path / "capabilities")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'.'\n{LIST}.\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert claim(ask(devices=[0], env=env)).slots == slots
 
 
 def test_two_work_folders_do_not_share_cpu_slots(ask, claim):

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from gangline.agent import machine_leases
+from gangline.agent.bounded import run
 from gangline.agent.host_facts import nvidia
 from gangline.agent.host_files import as_record, read_text
 from gangline.agent.machine_leases import Lease, Mine
@@ -43,6 +44,9 @@ TAG = "GANGLINE_PART"
 CLAIM_S = 20.0
 """Claims are made one after the other, each in milliseconds."""
 DRIVER = Path("/proc/driver/nvidia/gpus")
+CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
+LISTED = re.compile(r"^(GPU|\s+MIG) .*\(UUID: ([A-Za-z0-9/-]+)\)$", re.MULTILINE)
+"""A card or a MIG instance in what nvidia-smi -L prints; instances follow their card."""
 UNFIT = re.compile(r"[^A-Za-z0-9-]")
 """What a file of ours is not called by."""
 CPU_SLOT = "cpu"
@@ -278,7 +282,7 @@ def _own(folder: Path, request: Mapping[str, Any]) -> Iterator[Tuple[str, int]]:
 def _gpus(request: Mapping[str, Any]) -> List[str]:
     """The leases of the GPUs that the ranks of a request use; [] if they run on CPUs."""
     env = {**os.environ, **request["env"]}
-    visible = _visible(env.get("CUDA_VISIBLE_DEVICES"), _uuids())
+    visible = _visible(env.get("CUDA_VISIBLE_DEVICES"), _uuids(), _instances())
     if not visible:
         return []
     devices = request.get("devices") or [0]
@@ -294,21 +298,38 @@ def _uuids() -> List[str]:
     return found if DRIVER.is_dir() else nvidia.uuids()
 
 
-def _visible(words: Optional[str], uuids: List[str]) -> List[str]:
-    """What CUDA_VISIBLE_DEVICES leaves of them; as CUDA does, up to the first word that means none."""
+def _instances() -> Dict[str, List[str]]:
+    """The MIG instances of the cards that are cut into some, by the UUID of the card; {} where none is."""
+    found: Dict[str, List[str]] = {}
+    program = nvidia.path() if next(CAPABILITIES.glob("gpu*/mig/gi*"), None) else None
+    text, card = "", ""
+    with contextlib.suppress(OSError):  # it cannot be started, or hangs on a dead driver
+        text = run([program, "-L"]).stdout if program else ""
+    for kind, uuid in LISTED.findall(text):
+        card = uuid if kind == "GPU" else card
+        found.setdefault(card, []).extend([uuid] if kind != "GPU" else [])
+    return {uuid: cut for uuid, cut in found.items() if cut}
+
+
+def _visible(words: Optional[str], uuids: List[str], cut: Mapping[str, List[str]]) -> List[str]:
+    """What CUDA_VISIBLE_DEVICES leaves of them; as CUDA does, up to the first word that means none.
+
+    cut: MIG instances. Of a card that is cut, CUDA takes the first, unless another is named.
+    """
     if words is None or not uuids:
-        return uuids
+        return [cut.get(uuid, [uuid])[0] for uuid in uuids]
+    known = [each for uuid in uuids for each in (uuid, *cut.get(uuid, []))]
     found: List[str] = []
     for word in (each.strip() for each in words.split(",")):
         if word.isdigit() and int(word) < len(uuids):
-            found.append(uuids[int(word)])
-        elif word.startswith("MIG-"):
-            found.append(word)
+            matches = [uuids[int(word)]]
         else:
-            matches = [uuid for uuid in uuids if word and uuid.startswith(word)]
-            if len(matches) != 1:
-                break
-            found += matches
+            matches = [uuid for uuid in known if word and uuid.startswith(word)]
+        if not matches and word.startswith("MIG-"):
+            matches = [word]
+        if len(matches) != 1:
+            break
+        found += [cut.get(uuid, [uuid])[0] for uuid in matches]
     return found
 
 
@@ -353,7 +374,7 @@ def _named(taken: Sequence[Lease], *, wanted: int) -> str:
         are = "is" if len(taken) == 1 else "are"
         return f"{wanted} CPU slots do not fit beside others: {len(taken)} of {os.cpu_count()} cores {are}"
     numbers = {"gpu-" + UNFIT.sub("_", uuid): number for number, uuid in enumerate(_uuids())}
-    return f"GPU {numbers[slot]} ({slot[4:]}) is" if slot in numbers else f"{slot} is"
+    return f"GPU {numbers[slot]} ({slot[4:]}) is" if slot in numbers else f"{slot[4:]} is"
 
 
 def _claim_of_machine(request: Mapping[str, Any]) -> Dict[str, Any]:
