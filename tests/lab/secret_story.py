@@ -181,8 +181,9 @@ class Story:
         return run
 
     def meets_a_bug(self, run):
-        """A traceback, on the screen and in a file."""
-        self.user.write(f".local/state/gangline/runs/{run}/supervision.json", "[]")
+        """A traceback, on the screen and in a file. The bug is planted by a module that every Python loads first."""
+        self.user.write("bug/sitecustomize.py", "import gangline.control.supervision as it\nit.open_run = None\n")
+        self.user.env["PYTHONPATH"] = f"{self.user.home}/bug"
         self.types("--debug", "attach", run, code=1)
         self.types("attach", run, code=1)
 

@@ -33,8 +33,10 @@ def story():
 def test_s2_hostile_words_and_values_reach_the_ranks_byte_for_byte(story):
     assert [said["words"] for said in story.received] == [digest(story.words)] * 3
     assert [said["values"] for said in story.received] == [digest(story.values)] * 3
+    packages = ("-path", "*/site-packages", "-prune", "-o")  # of other checkouts: transformers has a model of that name
     for machine in story.lab.machines:
-        assert machine.check(["find", "/", "-xdev", "-name", "canary*"], as_root=True) == ""
+        words = ["find", "/", "-xdev", *packages, "-name", "canary*", "-print"]
+        assert machine.check(words, as_root=True) == ""
 
 
 def test_s4_ranks_have_the_tokens_and_nobody_else_has_them_in_the_environment(story):

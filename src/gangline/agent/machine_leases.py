@@ -54,9 +54,7 @@ SETTLED_S = 1.0
 MEET_S = 3.0
 PAUSE_S = (0.005, 0.1)
 UNFINISHED_S = 60.0
-
-Pid = Tuple[int, int]
-"""Process id, and start in clock ticks after boot."""
+"""A file that is not locked yet after this time never will be."""
 
 
 class Mine(NamedTuple):
@@ -260,7 +258,7 @@ def _look(path: Path, before: os.stat_result, kind: str) -> Optional[Lease]:
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) != (before.st_dev, before.st_ino):
             return None
-        record = as_record(os.pread(descriptor, TEXT_BYTES, 0))
+        record = _record(os.pread(descriptor, TEXT_BYTES, 0))
         holder = _named_process(record, status.st_uid)
         if not _is_locked(descriptor):
             until = min(_number(record.get("until"), 0.0), status.st_ctime + LIMIT_S)
@@ -271,6 +269,14 @@ def _look(path: Path, before: os.stat_result, kind: str) -> Optional[Lease]:
         return None
     finally:
         os.close(descriptor)
+
+
+def _record(data: bytes) -> Dict[str, Any]:
+    """What a lease says; {} for what is no record. Another user's text may nest too deep for the reader."""
+    try:
+        return as_record(data)
+    except RecursionError:
+        return {}
 
 
 def _lease(slot: str, status: os.stat_result, record: Dict[str, Any], holder: Optional[Tuple[int, int]]) -> Lease:

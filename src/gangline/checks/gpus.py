@@ -205,7 +205,7 @@ def _of_another_user(facts: HostFacts, _host: Host) -> Iterator[str]:
     """A name of a lease has `_` where a UUID could have what is no letter, figure or hyphen."""
     named = {"gpu-" + re.sub(r"[^A-Za-z0-9-]", "_", gpu.uuid): _named(gpu) for gpu in facts.gpus}
     for lease in facts.leases:
-        if lease.slot.startswith("gpu-"):
+        if lease.slot.startswith("gpu-") and facts.gpus:
             yield f"{named.get(lease.slot, lease.what)} by {lease.words}"
 
 

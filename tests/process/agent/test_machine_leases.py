@@ -37,6 +37,7 @@ home = f"{place}/{uid}"
 os.environ["XDG_STATE_HOME"] = home
 machine_leases.PLACES = (f"{place}/lock", f"{place}/shm")
 leases.DRIVER = Path(place, "driver")
+leases.DEVICES = Path(place, "dev")
 os.cpu_count = lambda: 2
 
 def request(run, *, devices=(), num_ranks=1, slots=1, attempt=1):
@@ -151,6 +152,18 @@ def test_a_gpu_of_another_user_is_refused_by_user_and_run_and_free_at_its_end(us
     assert ben.gets("claim('brave-fox-2', devices=[0])") == ["gpu-GPU-aaaa"]
     anna.gets("mine.end()")
     assert ben.gets("claim('tame-vole-3', devices=[1])") == ["gpu-GPU-bbbb"]
+
+
+def test_a_card_that_a_control_group_denies_is_not_counted(users, place):
+    """CUDA numbers those that are left from 0. Here the rights of the device file stand for a control group."""
+    (place / "dev").mkdir(mode=0o755)
+    for minor, (bus, uuid) in enumerate(GPUS.items()):
+        text = f"GPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n"
+        (place / "driver" / bus / "information").write_text(text)
+        (place / "dev" / f"nvidia{minor}").touch()
+        (place / "dev" / f"nvidia{minor}").chmod(0o666 if minor else 0o600)
+    (anna,) = users(ANNA)
+    assert anna.gets("claim('calm-otter-7', devices=[0])") == ["gpu-GPU-bbbb"]
 
 
 def test_a_run_of_the_same_user_is_refused_as_before(users):
@@ -279,9 +292,10 @@ def test_what_a_hostile_user_puts_there_is_no_lease(users, place, what):
     assert len(list((place / "lock").iterdir())) == 1
 
 
-def test_who_locks_a_file_without_a_run_blocks_and_is_named(users):
+@pytest.mark.parametrize("text", ["", "\x1b[31m", "[" * 5000, '{"processes": [[' + "9" * 4000 + ", 1]]}"])
+def test_who_locks_a_file_without_a_run_blocks_and_is_named(users, text):
     mallory, anna = users(MALLORY, ANNA)
-    mallory.gets("lock('gangline-lease.gpu-GPU-aaaa.0123456789abcdef', text=chr(27) + '[31m')")
+    mallory.gets(f"lock('gangline-lease.gpu-GPU-aaaa.0123456789abcdef', text={text!r})")
     said = anna.is_refused("claim('calm-otter-7', devices=[0])")
     assert said["what"] == f"GPU 0 (GPU-aaaa) is in use by user {MALLORY}: no run is named"
     assert f"(process {mallory.process.pid})" in said["seen"]

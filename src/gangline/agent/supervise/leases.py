@@ -44,6 +44,7 @@ TAG = "GANGLINE_PART"
 CLAIM_S = 20.0
 """Claims are made one after the other, each in milliseconds."""
 DRIVER = Path("/proc/driver/nvidia/gpus")
+DEVICES = Path("/dev")
 CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
 LISTED = re.compile(r"^(GPU|\s+MIG) .*\(UUID: ([A-Za-z0-9/-]+)\)$", re.MULTILINE)
 """A card or a MIG instance in what nvidia-smi -L prints; instances follow their card."""
@@ -290,11 +291,18 @@ def _gpus(request: Mapping[str, Any]) -> List[str]:
 
 
 def _uuids() -> List[str]:
-    """UUIDs of the GPUs in the order of their bus addresses, as nvidia-smi lists them."""
+    """UUIDs of the GPUs in the order of their bus addresses, as nvidia-smi lists them.
+
+    A job of Slurm may use some cards only, which CUDA numbers from 0; the driver's folder has all of them. A control
+    group that denies a card denies its device file, which is asked for and not opened: that would wake the card.
+    """
     found = []
     for path in sorted(DRIVER.glob("*/information")):
         rows = [line.partition(":") for line in (read_text(path) or "").splitlines()]
-        found += [value.strip() for name, _, value in rows if name.strip() == "GPU UUID"]
+        said = {name.strip(): value.strip() for name, _, value in rows}
+        device = DEVICES / f"nvidia{said.get('Device Minor')}"
+        if "GPU UUID" in said and (not device.exists() or os.access(device, os.R_OK | os.W_OK)):
+            found.append(said["GPU UUID"])
     return found if DRIVER.is_dir() else nvidia.uuids()
 
 
