@@ -84,15 +84,19 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
     On a Slurm cluster it returns once the run waits in the queue.
     """
     job, cluster = load(start)
+    trial = {} if start.trial is None else {"trial": dict(start.trial)}
     if must_submit(cluster, deps.variables):
         context = Context(transports={}, home=start.home, console=console, deps=deps)
-        sized(job, context)  # what is wrong with rows is told before a day in the queue
-        return _submitted(job.name, cluster, context, {"job": job.to_json()}, force=start.force)
+        if start.trial is None:
+            sized(job, context)  # what is wrong with rows is told before a day in the queue
+        return _submitted(job.name, cluster, context, {"job": job.to_json(), **trial}, force=start.force)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = _startable(job, cluster, context, force=start.force, look=start.trial is None)
         claim(cluster, context)
-        documents = decision.documents() | ({} if start.trial is None else {"trial": dict(start.trial)})
-        with _new_run(job.name, cluster, context, documents) as layout, contextlib.ExitStack() as slots:
+        with (
+            _new_run(job.name, cluster, context, decision.documents() | trial) as layout,
+            contextlib.ExitStack() as slots,
+        ):
             gang = decision.plan.gang(layout.run_id, 1)
             wanted = to_hold(decision.inspection, gang, context, worker_program(decision.job))
 

@@ -76,12 +76,12 @@ class PlayedRuns:
     def wait(self, seconds: float) -> None:
         if self.driver is not None:
             futures.wait(self.driver._starts.values(), timeout=10)  # a start takes no time of this clock
-        self.now += 5 * seconds  # fewer turns, each of which writes files
+        self.now += 10 * seconds  # fewer turns, each of which writes files
 
     def start(
         self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any], turn: Callable[[], None] | None = None
     ) -> str:
-        number, host = int(trial["number"]), cluster.head.name
+        number, host = int(trial["number"]), cluster.head.name if cluster.hosts else "a node"
         if turn is not None:
             self.prepared.append(number)
             turn()

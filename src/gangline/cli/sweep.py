@@ -91,10 +91,10 @@ def _begin(options: SweepOptions, *, detach: bool, dry_run: bool, as_json: bool)
         return
     layout = create_sweep(planned, home=options.home)
     spawn_supervisor(layout)
-    console.report(
-        f"{len(planned.trials)} trials on {len(planned.request.cluster.hosts)} hosts; this computer starts them, and "
-        f"must stay on until the last one has started"
-    )
+    hosts = planned.request.cluster.hosts
+    where = f"on {len(hosts)} hosts" if hosts else "as jobs of Slurm"
+    stays = "this computer starts them, and must stay on until the last one has started"
+    console.report(f"{len(planned.trials)} trials {where}; {stays}")
     print_data([layout.sweep_id])
     if not detach:
         _follow(layout)

@@ -14,7 +14,8 @@ from typing import Any
 from gangline.checks.judge import require
 from gangline.context import REAL, Context, Dependencies, StartOptions, load_cluster, load_job, starting
 from gangline.control.equip import claim
-from gangline.decide.decide import decide
+from gangline.control.slurm_job import must_submit
+from gangline.decide.decide import decide, sized
 from gangline.decide.forecast import require_startable
 from gangline.decide.inspect import START, InspectResult, inspect
 from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
@@ -207,6 +208,8 @@ class SweepPlanner:
     ) -> tuple[Cluster, list[PlannedTrial]]:
         """The hosts that can be used, and every point planned on them; its error names the first that cannot start."""
         console, trials = self.console, list[PlannedTrial]()
+        if must_submit(cluster, self.deps.variables):
+            return cluster, self._for_queue(jobs, points, first=first)
         given = self.deps.backend(cluster.backend).hosts(cluster, self.deps.variables)
         with starting(cluster, home=self.home, console=console, deps=self.deps) as (found, context):
             quiet = dataclasses.replace(context, console=Ticks(console))
@@ -220,6 +223,18 @@ class SweepPlanner:
                 trials.append(PlannedTrial(number=number, point=point, job=sized, fits=fits))
         hosts = tuple(host for host in given.hosts if host.name in looks)
         return dataclasses.replace(given, hosts=hosts), trials
+
+    def _for_queue(self, jobs: Sequence[Job], points: Sequence[Point], *, first: int) -> list[PlannedTrial]:
+        """For Slurm, which finds the nodes: each trial is a job of its own, so only the rows can be wrong now."""
+        context = Context(transports={}, home=self.home, console=Ticks(self.console), deps=self.deps)
+        found: list[PlannedTrial] = []
+        for number, (job, point) in enumerate(zip(jobs, points, strict=True), start=first):
+            same = next((each for each in found if jobs[each.number - first].data == job.data), None)
+            with naming(number, point):
+                read = sized(job, context)[0] if same is None else dataclasses.replace(job, data=same.job.data)
+            left = tuple(key for key in job.open if key != "sequence_length")
+            found.append(PlannedTrial(number=number, point=point, job=dataclasses.replace(read, open=left), fits=()))
+        return found
 
 
 def _look(cluster: Cluster, context: Context, console: Console) -> dict[str, InspectResult]:
@@ -310,6 +325,7 @@ def commands(planned: PlannedSweep, *, cluster: Path | None, quote: Callable[[st
     for trial in planned.trials:
         words = ["gangline", "train", planned.request.job_file, *_overrides(trial.point)]
         words += [] if cluster is None else ["--cluster", str(cluster)]
-        where = f"one of {' '.join(trial.fits)}" if trial.fits else "all hosts together"
+        everywhere = "all hosts together" if planned.request.cluster.hosts else "a job of Slurm"
+        where = f"one of {' '.join(trial.fits)}" if trial.fits else everywhere
         lines.append(f"{' '.join(map(quote, words))}  # {trial.number}: {where}")
     return lines

@@ -42,6 +42,7 @@ AHEAD_S = 90.0
 """So long before the end of a trial the next one is prepared on its host: code, model, tokens."""
 AWAY_S = 30.0
 """After so long a host is tried again that did not answer."""
+QUEUE = "the queue"
 MOST_STARTS = 3
 """Starts of a trial in a row that get nowhere."""
 
@@ -253,7 +254,7 @@ class Driver:
         """The trial begins anew elsewhere; its run is ended where it was once the host answers."""
         assert trial.run is not None
         log.warning("trial %d leaves %s: %s", trial.number, " ".join(trial.hosts), why)
-        given_up = {**trial.given_up, trial.run: trial.hosts[0]}
+        given_up = {**trial.given_up, trial.run: " ".join(trial.hosts[:1])}
         self._note(trial, phase="waiting", run=None, hosts=(), step=0, losses={}, given_up=given_up)
 
     def _clear_hosts(self) -> None:
@@ -269,7 +270,7 @@ class Driver:
                     self._runs.end(run, now=True)
                     continue
             except GanglineError as error:
-                self._sit_out(host, AWAY_S, error)
+                self._sit_out((host,), AWAY_S, error)
                 continue
             log.info("%s answers again, and %s has ended", host, run)
             trial = self._trials[number]
@@ -296,12 +297,20 @@ class Driver:
             ahead.go.set()
         bound = {*self._starts, *(ahead.number for ahead in self._ahead.values())}
         trials = [trial for trial in self._trials.values() if trial.number not in bound]
-        for trial, hosts in placements(trials, hosts=self._names, free=free, room=room):
+        for trial, hosts in self._placements(trials, free, room):
             self._starts[trial.number] = self._pool.submit(self._begin, self._note_start(trial, hosts))
+
+    def _placements(
+        self, trials: Sequence[TrialRecord], free: Sequence[str], room: int | None
+    ) -> list[tuple[TrialRecord, tuple[str, ...]]]:
+        if self._names:
+            return placements(trials, hosts=self._names, free=free, room=room)
+        is_open = self._not_before.get(QUEUE, 0.0) <= self._clock()
+        return [(trial, ()) for trial in waiting(trials)[:room]] if is_open else []
 
     def _note_start(self, trial: TrialRecord, hosts: tuple[str, ...]) -> TrialRecord:
         log.info("trial %d starts on %s", trial.number, " ".join(hosts))
-        places = (*trial.places, hosts[0])
+        places = (*trial.places, *hosts[:1])
         return self._note(trial, phase="running", hosts=hosts, places=places, starts=trial.starts + 1)
 
     def _prepare(self) -> None:
@@ -310,7 +319,7 @@ class Driver:
         """
         bound = {*self._starts, *(ahead.number for ahead in self._ahead.values())}
         for trial in list(self._trials.values()):
-            if not self._holds(trial) or len(trial.hosts) > 1 or self._left_s.get(trial.number, math.inf) > AHEAD_S:
+            if not self._holds(trial) or len(trial.hosts) != 1 or self._left_s.get(trial.number, math.inf) > AHEAD_S:
                 continue
             host = trial.hosts[0]
             following = next((each for each in waiting(list(self._trials.values())) if each.number not in bound), None)
@@ -345,11 +354,11 @@ class Driver:
         try:
             self._note(trial, run=start.result())
         except HostUnreachable as error:
-            self._sit_out(trial.hosts[0], AWAY_S, error)
+            self._sit_out(trial.hosts, AWAY_S, error)
             self._note(trial, phase="waiting", starts=trial.starts - 1)
         except GanglineError as error:
             if error.details.get("taken") or error.fix.startswith("wait for it"):
-                self._sit_out(trial.hosts[0], BUSY_S, error)
+                self._sit_out(trial.hosts, BUSY_S, error)
                 self._note(trial, phase="waiting", starts=trial.starts - 1)
             else:
                 log.warning("trial %d did not start: %s", trial.number, error)
@@ -359,9 +368,11 @@ class Driver:
             bug = GanglineError(f"{type(error).__name__}: {error}", fix=f"this is a bug; see {self._layout.log}")
             self._note(trial, phase="failed", error=bug.to_json())
 
-    def _sit_out(self, host: str, seconds: float, error: GanglineError) -> None:
-        log.info("%s waits: %s", host, error.what)
-        self._not_before[host] = self._clock() + seconds
+    def _sit_out(self, hosts: Sequence[str], seconds: float, error: GanglineError) -> None:
+        """No trial starts on these hosts for a while; on none, where a queue hands them out."""
+        log.info("%s waits: %s", " ".join(hosts) or "the queue", error.what)
+        for host in hosts or self._names or (QUEUE,):
+            self._not_before[host] = self._clock() + seconds
 
     def _stop(self, order: str) -> bool:
         """Order what runs to end; whether nothing runs any more. What ends so waits for `resume`."""
@@ -411,6 +422,8 @@ def hosts_of(cluster: Cluster, names: Sequence[str]) -> Cluster:
     """The cluster of one trial. Of hosts that are one machine, each has its own part of the ports: a port is claimed
     in the work folder of a host, so two of them might get the same one at the same time.
     """
+    if not names:  # a queue hands them out
+        return cluster
     hosts = tuple(host for host in cluster.hosts if host.name in names)
     neighbours = [host.name for host in cluster.hosts if host.address == hosts[0].address]
     low, high = cluster.ports or RENDEZVOUS_PORTS

@@ -57,7 +57,8 @@ class OwnRuns:
         record = handle.record()  # before the files, so that they have everything from before an end
         if record.phase == "lost" and supervise_again(handle, console=self._console, deps=self._deps):
             record = handle.record()
-        if record.state is not None and record.silent is None:
+        waits = record.phase in {"queued", "preparing"}
+        if record.state is not None and record.silent is None and not waits:
             attempt = record.state.attempt
             if attempt not in tails:
                 view = handle.view().at(attempt)
@@ -75,7 +76,7 @@ class OwnRuns:
             error=record.state.error if record.state else None,
             silent=record.silent,
         )
-        if seen.ended:
+        if seen.ended or waits:  # the hosts of a run that waits are known later
             self._close(run)
         return seen
 

@@ -54,6 +54,17 @@ def test_at_once_limits_how_many_run(tmp_path: Path) -> None:
     assert all(trial.phase == "finished" for trial in trials)
 
 
+def test_where_a_queue_hands_out_hosts_all_trials_wait_in_it_or_as_many_as_may_run_at_once(tmp_path: Path) -> None:
+    nowhere = dict.fromkeys(range(1, 9), ())
+    runs = played()
+    trials = drive_to_the_end(played_sweep(tmp_path / "all", POINTS, hosts=(), fits=nowhere), runs)
+    assert runs.most_at_once == 8
+    assert {trial.phase for trial in trials} == {"finished"}
+    runs = played()
+    drive_to_the_end(played_sweep(tmp_path / "some", POINTS, hosts=(), fits=nowhere, at_once=3), runs)
+    assert runs.most_at_once == 3
+
+
 def test_a_failed_trial_keeps_its_cause_and_the_others_go_on(tmp_path: Path) -> None:
     runs = played(fails={2: RunFailed("out of memory", seen="24 GiB", fix="a smaller micro_batch")})
     trials = drive_to_the_end(played_sweep(tmp_path, POINTS), runs)
