@@ -26,7 +26,7 @@ from gangline.runs.files import write_atomic
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import Record, load_if_there
 from gangline.runs.state import RunState, now_iso
-from gangline.supervise.allocation import goes_on
+from gangline.supervise.allocation import goes_on, waits
 from gangline.transport.local import our_python
 from gangline.transport.srun import SlurmJob, find_job, slurm
 
@@ -171,7 +171,10 @@ def wait_until_begun(layout: RunLayout, console: Console) -> None:
 def _phase(layout: RunLayout) -> str:
     """Where a run stands, as its records here say: `queued` also between two allocations."""
     state = RunState.load(layout)
-    return "queued" if state.phase == "stopped" and goes_on(layout, state.attempt) else state.phase
+    if state.phase == "stopped":
+        return "queued" if goes_on(layout, state.attempt) else state.phase
+    # its first node is lost, and Slurm starts it again
+    return "queued" if state.phase in RUNNING and waits(layout) else state.phase
 
 
 def waiting_line(number: str, job: SlurmJob | None) -> str:
@@ -187,6 +190,7 @@ def waiting_line(number: str, job: SlurmJob | None) -> str:
 
 
 WAITING = ("queued", "preparing")
+RUNNING = ("running", "stopping", "restarting")
 REASONS = {
     "Resources": "it is next, as soon as nodes are free",
     "Priority": "other jobs come first",

@@ -51,6 +51,8 @@ class SlurmBackend(JobLauncherBackend):
                 seen=f"no {IN_ALLOCATION} here",
                 fix="gangline train and gangline run submit a job by themselves; for the others: salloc first",
             )
+        if cluster.hosts and all(host.allocation == job for host in cluster.hosts):
+            return cluster  # some of its nodes, as somebody has chosen
         return allocated(cluster, job)
 
     def render(self, cluster: Cluster, *words: Any, **how: Any) -> LaunchRequest:

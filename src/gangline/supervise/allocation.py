@@ -15,12 +15,12 @@ from gangline.transport.srun import find_job
 
 
 def is_over(cluster: Cluster) -> bool:
-    """Whether the allocation of a run's hosts has ended; False where Slurm does not say."""
+    """Whether the allocation of a run's hosts has ended, or waits to be given again; False where Slurm does not say."""
     if not cluster.hosts or cluster.head.transport != "srun" or cluster.head.allocation is None:
         return False
     with suppress(GanglineError):
         job = find_job(cluster.head.allocation)
-        return job is None or not job.active
+        return job is None or not job.active or job.waits
     return False
 
 
@@ -38,9 +38,11 @@ def prepares(layout: RunLayout, process: ProcessId) -> bool:
 def between_allocations(layout: RunLayout, record: RunRecord) -> RunRecord:
     """The record of a run, `queued` where it has stopped only until Slurm starts it again."""
     state = record.state
-    if state is None or record.phase != "stopped" or not goes_on(layout, state.attempt):
+    if state is None or not (
+        (record.phase == "stopped" and goes_on(layout, state.attempt)) or (record.phase == "lost" and waits(layout))
+    ):
         return record
-    return replace(record, state=replace(state, phase="queued"))
+    return replace(record, state=replace(state, phase="queued"), lost=False)
 
 
 def goes_on(layout: RunLayout, attempt: int) -> bool:
@@ -48,7 +50,13 @@ def goes_on(layout: RunLayout, attempt: int) -> bool:
     record = load_if_there(layout.slurm, dict) or {}
     if record.get("leaving") == attempt:
         return True
-    if record.get("noticed") != attempt:
+    return record.get("noticed") == attempt and waits(layout)
+
+
+def waits(layout: RunLayout) -> bool:
+    """Whether the job of a run waits in the queue of Slurm, such as after the loss of its first node."""
+    record = load_if_there(layout.slurm, dict)
+    if record is None:
         return False
     with suppress(GanglineError):
         job = find_job(str(record.get("job")))

@@ -8,6 +8,7 @@ from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.runs.cluster import Cluster, SlurmRequest
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
+from gangline.supervise import allocation
 from gangline.transport.srun import SlurmJob
 
 ASKED = SlurmRequest(nodes=2, partition="gpu", gpus_per_node="a100:4", time="04:00:00", poll_s=0, notice_s=90)
@@ -51,6 +52,7 @@ def queue(monkeypatch):
 
     monkeypatch.setattr(slurm_job, "slurm", answer)
     monkeypatch.setattr(slurm_job, "find_job", find)
+    monkeypatch.setattr(allocation, "find_job", lambda number: SlurmJob(id=number, state="RUNNING"))
     monkeypatch.setattr(slurm_job, "LOOK_S", 0.0)
     return jobs, given
 

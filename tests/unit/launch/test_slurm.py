@@ -1,5 +1,7 @@
 """The backend slurm: hosts from an allocation, and the one srun that starts their agents."""
 
+import dataclasses
+
 import pytest
 
 from gangline.errors import UsageError
@@ -59,6 +61,14 @@ def test_the_hosts_are_the_nodes_of_the_allocation(site):
     ]
     assert {(host.transport, host.python) for host in hosts} == {("srun", "/venv/bin/python")}
     assert hosts[1].address == "127.0.0.2"
+
+
+def test_nodes_that_were_chosen_stay_and_those_of_an_earlier_allocation_do_not(site):
+    every = SlurmBackend().hosts(cluster(), {"SLURM_JOB_ID": "41"})
+    one = dataclasses.replace(every, hosts=every.hosts[1:2])
+    assert SlurmBackend().hosts(one, {"SLURM_JOB_ID": "41"}) == one
+    old = dataclasses.replace(one, hosts=(dataclasses.replace(one.hosts[0], allocation="40"),))
+    assert [host.name for host in SlurmBackend().hosts(old, {"SLURM_JOB_ID": "41"}).hosts] == ["n0", "n1", "n2"]
 
 
 def test_outside_of_an_allocation_nothing_is_found():

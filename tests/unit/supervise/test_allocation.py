@@ -1,0 +1,103 @@
+"""Runs whose nodes Slurm gives: what is over, what goes on."""
+
+import pytest
+
+from gangline.errors import HostUnreachable
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import write_record
+from gangline.runs.registry import RunRecord
+from gangline.runs.state import ProcessId, RunState
+from gangline.supervise import allocation
+from gangline.supervise.allocation import between_allocations, is_over, prepares
+from gangline.transport.srun import SlurmJob
+
+NODE = Host(name="n0", workdir="/w", python="", transport="srun", allocation="41")
+NODES = Cluster(name="campus", hosts=(NODE,), backend="slurm")
+SILENT = HostUnreachable("squeue cannot reach Slurm's controller")
+
+
+@pytest.fixture
+def says(monkeypatch):
+    """Has Slurm say something of every job."""
+
+    def say(answer):
+        def find(_number):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(allocation, "find_job", find)
+
+    return say
+
+
+def job(state):
+    return SlurmJob(id="41", state=state)
+
+
+@pytest.mark.parametrize(
+    ("answer", "over"),
+    [
+        (None, True),
+        (job("CANCELLED"), True),
+        (job("TIMEOUT"), True),
+        (job("PENDING"), True),
+        (job("RUNNING"), False),
+        (job("SUSPENDED"), False),
+        (job("COMPLETING"), False),
+        (SILENT, False),
+    ],
+)
+def test_an_allocation_is_over_when_slurm_says_so(says, answer, over):
+    says(answer)
+    assert is_over(NODES) is over
+
+
+def test_hosts_of_our_own_are_never_over(says):
+    says(None)
+    ours = Cluster(name="lan", hosts=(Host(name="pc1", workdir="/w", python=""),))
+    assert not is_over(ours)
+    assert not is_over(Cluster(name="campus", hosts=()))
+
+
+def run(tmp_path, phase, *, lost=False, **record):
+    layout = RunLayout(tmp_path, "calm-otter-7")
+    layout.folder.mkdir(parents=True)
+    if record:
+        write_record(layout.slurm, {"job": "41", **record})
+    state = RunState(name="tiny", phase=phase, attempt=2)
+    return layout, RunRecord(id="calm-otter-7", state=state, lost=lost)
+
+
+@pytest.mark.parametrize(
+    ("phase", "lost", "record", "answer", "shown"),
+    [
+        ("stopped", False, {"leaving": 2}, None, "queued"),
+        ("stopped", False, {"leaving": 1}, None, "stopped"),
+        ("stopped", False, {"noticed": 2}, job("PENDING"), "queued"),
+        ("stopped", False, {"noticed": 2}, job("CANCELLED"), "stopped"),
+        ("stopped", False, {"noticed": 2}, SILENT, "stopped"),
+        ("running", True, {"noticed": 0}, job("PENDING"), "queued"),
+        ("running", True, {"noticed": 0}, job("FAILED"), "lost"),
+        ("running", True, {}, job("PENDING"), "lost"),
+        ("running", False, {"noticed": 0}, job("PENDING"), "running"),
+        ("finished", False, {"leaving": 2}, None, "finished"),
+    ],
+)
+def test_a_run_between_two_allocations_is_queued(tmp_path, says, phase, lost, record, answer, shown):
+    says(answer)
+    layout, found = run(tmp_path, phase, lost=lost, **record)
+    assert between_allocations(layout, found).phase == shown
+
+
+def test_a_batch_step_that_prepares_lives_as_long_as_its_job(tmp_path, says):
+    elsewhere = ProcessId(pid=1, start_ticks=1)
+    layout, _ = run(tmp_path, "preparing", noticed=0)
+    says(job("RUNNING"))
+    assert prepares(layout, elsewhere)
+    says(None)
+    assert not prepares(layout, elsewhere)
+    layout.slurm.unlink()
+    assert not prepares(layout, elsewhere)
+    assert prepares(layout, ProcessId.current())
