@@ -105,9 +105,10 @@ slurmdbd
 until sacctmgr --noheader list cluster >/dev/null 2>&1; do sleep 0.1; done
 """
 FILES = (
-    "find /var/spool/slurmd /tmp /dev/shm -mindepth 1 ! -name cred_state\\* ! -name hwloc_topo\\* ! -name conf-cache"
+    "find /var/spool/slurmd /tmp /dev/shm -mindepth 1 "
+    r"! -name cred_state\* ! -name hwloc_topo\* ! -name torchinductor_root"
 )
-"""Lists files that jobs left on a node."""
+"""Lists files that jobs left on a node, but for an empty folder of torch."""
 
 
 def slurm_conf(

@@ -198,6 +198,7 @@ REASONS = {
     "BeginTime": "it may not start yet; a requeued job rests for a while",
     "PartitionTimeLimit": "it asks for more time than the partition gives: shorten `slurm.time`",
     "PartitionNodeLimit": "it asks for more nodes than the partition has",
+    "PartitionConfig": "it asks for more than the partition has, and will never start",
     "PartitionDown": "the partition is down",
     "ReqNodeNotAvail": "a node that it needs is down or reserved",
     "QOSMaxJobsPerUserLimit": "you have as many jobs as your qos allows",
@@ -366,6 +367,16 @@ def _mark(layout: RunLayout, *, noticed: bool) -> None:
     record.save(layout.slurm)
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """SIGTERM is ignored, by what is started here, too: Slurm ends a requeued job before `scontrol` has its answer."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _requeue(layout: RunLayout, number: str, console: Console) -> int:
     """Have Slurm start the run again; as another job where it does not requeue this one."""
     record = SlurmRecord.of(layout)
@@ -375,9 +386,10 @@ def _requeue(layout: RunLayout, number: str, console: Console) -> int:
     state = RunState.load(layout)
     replace(state, phase="queued", supervisor=None).save(layout)
     try:
-        slurm("scontrol", "requeue", number)
+        with _deaf():
+            slurm("scontrol", "requeue", number)
         console.report(f"job {number} goes back into the queue")
-        signal.pause()  # Slurm ends this step
+        return 0
     except GanglineError as error:
         console.report(f"{error.what}: {error.seen}; another job is submitted")
     try:

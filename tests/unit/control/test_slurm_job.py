@@ -1,5 +1,7 @@
 """A run as a job of Slurm: its script, and its way through the queue."""
 
+import signal
+
 import pytest
 
 from gangline.control import slurm_job
@@ -149,6 +151,22 @@ def test_a_refused_requeue_becomes_another_job(layout, monkeypatch):
     assert slurm_job._requeue(layout, "40", Lines()) == 0
     record = SlurmRecord.of(layout)
     assert (record.job, record.requeues, RunState.load(layout).phase) == ("41", 1, "queued")
+
+
+def test_a_requeue_is_one_though_slurm_ends_the_step_at_the_same_moment(layout, monkeypatch):
+    waiting(layout, job="40")
+    asked = []
+
+    def answer(*words, **_more):
+        asked.append((words[0], signal.getsignal(signal.SIGTERM)))
+        return ""
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(slurm_job, "slurm", answer)
+    assert slurm_job._requeue(layout, "40", Lines()) == 0
+    assert asked == [("scontrol", signal.SIG_IGN)]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert SlurmRecord.of(layout).job == "40"
 
 
 def test_a_run_that_cannot_be_requeued_is_stopped_and_says_why(layout, monkeypatch):

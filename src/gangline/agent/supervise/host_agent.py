@@ -173,8 +173,7 @@ class HostAgent:
         meet = self.part.request.get("meet")
         if not meet or 0 not in self.part.request.get("ranks", ()):
             return
-        if self.part.request.get("leases") is not None:
-            self._leases.claim_port(int(meet[1]))
+        self._leases.claim_port(int(meet[1]))
         try:
             self._listener = free_ports.reserve(int(meet[1]))
         except OSError as error:

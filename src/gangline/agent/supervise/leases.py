@@ -102,12 +102,12 @@ class Leases:
 
     def claim(self, request: Mapping[str, Any]) -> None:
         """Take the slots of a host's request; raises Taken or TakenByUser, and then none is held, or OSError."""
+        machine_leases.sweep()
+        self._record = _claim_of_machine(request)
         if request.get("leases") is None:
             return
         gpus = _gpus(request)
         self._claim_of_user(gpus, request)
-        machine_leases.sweep()
-        self._record = _claim_of_machine(request)
         slots = self.slots if gpus else [CPU_SLOT] * len(self.slots)
 
         def against() -> List[Lease]:

@@ -1,0 +1,121 @@
+"""Runs of gangline on a real Slurm cluster, from the login host: submitted, followed, ended in every way, resumed."""
+
+import pytest
+
+from tests.lab.user import JOB, make_model
+from tests.slurm.cluster import SlurmLab
+from tests.slurm.user import Account
+
+pytestmark = pytest.mark.timeout(300)
+ENDLESS = JOB.replace("steps: 400", "steps: 100000").replace("every_steps: 50", "every_steps: 20")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def one_cluster():
+    with SlurmLab(3, ttl_s=1800) as lab:
+        yield lab
+
+
+@pytest.fixture
+def account(one_cluster):
+    yield Account(one_cluster)
+    one_cluster.cancel_all()
+    assert one_cluster.left() == []
+
+
+# --- before it begins
+
+
+@pytest.mark.parametrize(
+    ("keys", "words", "advice"),
+    [
+        pytest.param({"partition": "gpu"}, "invalid partition specified: gpu", "sinfo -s", id="partition"),
+        pytest.param(
+            {"gpus_per_node": 4, "gpus_by": "gres"}, "Requested node configuration is not available", "sinfo", id="gres"
+        ),
+    ],
+)
+def test_what_does_not_exist_is_told_in_slurms_words_and_ours_and_leaves_no_run(account, keys, words, advice):
+    account.desk.write("project/loop.py", "")
+    account.describes(**keys)
+    done = account.types("run", "--detach", "--dir", "project", "--", "loop.py", code=None)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert advice in done.stderr
+    assert account.desk.run(["ls", ".gangline/runs"]).stdout == ""
+
+
+def test_a_run_that_can_never_start_says_why(account):
+    run = account.runs(nodes=9)
+    assert account.awaits(run, lambda row: row["waits"], "a reason")["waits"] == "PartitionConfig"
+    account.types("stop", run)
+
+
+def test_a_run_that_waits_says_why_and_is_cancelled_by_stop(account):
+    blocker = account.lab.submit("sleep 600", "--nodes=3", "--exclusive")
+    account.lab.wait_state(blocker, "RUNNING")
+    run = account.runs()
+    assert account.row(run)["phase"] == "queued"
+    assert "Resources" in account.types("ps").stdout
+    job = account.job_of(run)
+    account.types("stop", run)
+    assert account.row(run)["phase"] == "stopped"
+    assert account.lab.wait_state(job, "CANCELLED") == "CANCELLED"
+
+
+def test_ps_and_stop_survive_a_slurm_that_does_not_answer(account):
+    blocker = account.lab.submit("sleep 600", "--nodes=3", "--exclusive")
+    account.lab.wait_state(blocker, "RUNNING")
+    run = account.runs()
+    with account.lab.broken("squeue", "fails"):
+        assert account.row(run)["phase"] == "queued"
+    with account.lab.broken("squeue", "missing"):
+        assert account.row(run)["phase"] == "queued"
+    account.types("stop", run)
+    assert account.row(run)["phase"] == "stopped"
+
+
+# --- while it runs
+
+
+def test_a_script_runs_to_its_end_on_two_nodes(account):
+    run = account.runs(steps=20)
+    row = account.awaits_phase(run, "finished", "failed")
+    assert row["phase"] == "finished", account.log_of(run)
+    found = account.desk.check(["sh", "-c", f"grep -l 'step 19' work/*/runs/{run}/attempts/1/rank-*.log"])
+    assert found.split() == [f"work/n{rank}/runs/{run}/attempts/1/rank-{rank}.log" for rank in range(2)]
+    account.leaves_nothing()
+
+
+def test_scancel_ends_a_run_and_nothing_is_left(account):
+    run = account.runs()
+    account.awaits_output(run, "step 3")
+    account.lab.login.check(["scancel", account.job_of(run)])
+    row = account.awaits_phase(run, "stopped", "failed", "lost")
+    assert row["phase"] == "stopped", account.log_of(run)
+    account.leaves_nothing()
+
+
+def test_a_run_that_trains_is_stopped_with_a_checkpoint_and_leaves_nothing(account, model):
+    run = account.trains(model, job=ENDLESS)
+    account.awaits_step(run, 25)
+    account.types("stop", run)
+    row = account.row(run)
+    assert row["phase"] == "stopped"
+    account.leaves_nothing()
+
+
+def test_at_the_time_limit_a_run_saves_is_requeued_and_goes_on_by_itself(account, model):
+    run = account.trains(model, job=ENDLESS, time="00:02:00", save_before=50)
+    account.awaits_step(run, 5)
+    row = account.awaits(run, lambda row: row["attempt"] == 2, "the second attempt", patience_s=180)
+    assert row["error"] is None
+    account.awaits_step(run, row["step"] or 1)
+    assert account.lab.shown(account.job_of(run))["Restarts"] == "1", account.log_of(run)
+    account.types("stop", run)
+    account.leaves_nothing()
