@@ -92,6 +92,24 @@ failure.fail(
     "train in a network of their own",
 )
 def _reached_from_outside(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
+    if cluster.backend != "slurm":
+        yield from _outsiders(inventory, cluster)
+
+
+@whole_cluster.info(
+    "E-SEC-05",
+    title="reachable from the login host: {ports}",
+    meaning="torch, gloo and NCCL do not authenticate: during a run, users of the site who reach these ports can run "
+    "code as you",
+    fix="the site decides who reaches its nodes: ask for a partition whose nodes others do not reach, if that matters",
+)
+def _reached_on_site(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
+    if cluster.backend == "slurm":
+        yield from _outsiders(inventory, cluster)
+
+
+def _outsiders(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
+    """Whoever is none of the hosts and reaches their ports."""
     pairs = inventory.pairs
     reached = [outside for outside in (pairs.outside if pairs else ()) if any(attempt.ok for attempt in outside.tries)]
     if pairs is None or not reached:

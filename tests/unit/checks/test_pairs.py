@@ -342,6 +342,14 @@ def test_ports_that_are_reached_from_outside():
     assert findings[0].evidence.startswith("this computer (10.0.0.99) -> pc1 10.0.0.1:29500 :40001 :40002 answered")
 
 
+def test_nodes_of_slurm_that_the_login_host_reaches_are_the_business_of_the_site():
+    outside = (Outside(host="pc1", tries=tries("pc1")),)
+    pairs = dataclasses.replace(healthy(*THREE), outside=outside, outside_from="10.0.0.99")
+    findings = judged(pairs, backend="slurm")
+    assert brief(findings) == [("E-SEC-05", "info", ("pc1",))]
+    assert "sudo" not in findings[0].fix
+
+
 def test_a_machine_at_the_same_address_in_another_network_is_not_the_host():
     outside = (Outside(host="pc1", tries=tries("pc1", "stranger", ("refused", "other"))),)
     assert judged(dataclasses.replace(healthy(*THREE), outside=outside, outside_from="10.0.0.99")) == []
