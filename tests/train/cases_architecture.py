@@ -15,9 +15,10 @@ from gangline.errors import ModelError
 from gangline.runs.job import MethodJob
 from gangline.strategies.pipeline.train import Pipeline, split_stages
 from gangline.strategies.tensor_parallel.train import COLUMNS, NARROW_NORM, ROWS
+from gangline.worker.adapters import lora_config
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import layers_of
-from gangline.worker.quantised import quantise
+from gangline.worker.quantised import multiplies, quantise
 
 
 def counts(configs: list[dict], *, rank: int, targets: list[list[str]]):
@@ -32,7 +33,8 @@ def _count(config: dict, *, rank: int, targets: list[list[str]]):
         built = AutoConfig.for_model(config.pop("model_type"), **config)
         model = _model(built)
         head = model.get_output_embeddings()
-        linears = [part for part in model.modules() if isinstance(part, nn.Linear | Conv1D) and part is not head]
+        kinds = {kind for kind in {type(part) for part in model.modules()} if kind is Conv1D or multiplies(kind)}
+        linears = [part for part in model.modules() if type(part) in kinds and part is not head]
         return {
             "saved": {**built.to_diff_dict(), "model_type": built.model_type},
             "total": sum(parameter.numel() for parameter in model.parameters()),
@@ -48,15 +50,30 @@ def _model(config):
 
 
 def _adapters(model: nn.Module, *, rank: int, names: list[str]):
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    targets = "all-linear" if names == ["all-linear"] else names
-    config = LoraConfig(r=rank, target_modules=targets, task_type="CAUSAL_LM")
+    config = lora_config(model, MethodJob(kind="lora", rank=rank, targets=tuple(names)))
     try:
         wrapped = get_peft_model(model, config, low_cpu_mem_usage=True)
     except ValueError:
         return None
     return sum(parameter.numel() for parameter in wrapped.parameters() if parameter.requires_grad)
+
+
+def adapted_modules(config: dict, options: list[dict]) -> list[list[str]]:
+    """Per options of a method: last names of the modules that have an adapter in a model that then takes a step."""
+    from peft import get_peft_model
+
+    found = []
+    for each in options:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            own = dict(config)
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(own.pop("model_type"), **own))
+            wrapped = get_peft_model(model, lora_config(model, MethodJob(kind="lora", rank=4, **each)))
+            wrapped(input_ids=_IDS, labels=_IDS).loss.backward()
+        found.append(sorted({name.split(".")[-4] for name, _ in wrapped.named_parameters() if ".lora_A." in name}))
+    return found
 
 
 def known(names: list[str]):

@@ -124,6 +124,14 @@ def adapters(architecture, names):
         return None
 
 
+def test_routers_that_give_two_tensors_get_no_adapter_from_all_linear(pool):
+    options = [{}, {"layers": (1,)}, {"exclude": ("o_proj",)}, {"exclude": ("regex:.*o_proj",)}]
+    run = pool(1).run
+    found = run(cases_architecture.adapted_modules, config=small("llama4_text"), options=options)[0]
+    without = ["down_proj", "gate_proj", "k_proj", "q_proj", "up_proj", "v_proj"]
+    assert found == [sorted([*without, "o_proj"])] * 2 + [without] * 2
+
+
 def test_small_models_of_every_family_have_the_numbers_that_the_planner_says(pool):
     names = known_to_transformers(pool)
     assert len(names) >= 30

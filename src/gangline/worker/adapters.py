@@ -20,6 +20,7 @@ from torch import nn
 from gangline.errors import ModelError, error_summary
 from gangline.runs.job import REGEX, MethodJob
 from gangline.worker.process_group import ProcessGroup
+from gangline.worker.quantised import multiplies
 
 ALL_LINEAR = ("all-linear",)
 WRAPPED = "base_model.model."
@@ -78,9 +79,10 @@ def lora_config(model: Any, method: MethodJob, rows: list[int] | dict[str, list[
     from peft import LoraConfig
 
     targets: str | list[str] = _expression(method.targets) or list(method.targets)
-    layers = list(method.layers)
+    layers, exclude = list(method.layers), _expression(method.exclude) or list(method.exclude)
     if method.targets == ALL_LINEAR:
         targets, layers = "all-linear", []
+        exclude = _with_routers(exclude, model)
         if method.layers:  # peft takes layers beside names alone, and passes them over for whole names
             targets = list(_linears(model, method.layers))
     return LoraConfig(
@@ -88,7 +90,7 @@ def lora_config(model: Any, method: MethodJob, rows: list[int] | dict[str, list[
         lora_alpha=method.alpha,  # type: ignore[arg-type]  # a float is as good
         lora_dropout=method.dropout,
         target_modules=targets,
-        exclude_modules=_expression(method.exclude) or list(method.exclude) or None,
+        exclude_modules=exclude or None,
         layers_to_transform=layers or None,
         rank_pattern=dict(method.rank_pattern),
         alpha_pattern=dict(method.alpha_pattern),
@@ -287,13 +289,26 @@ def _expression(words: tuple[str, ...]) -> str:
     return words[0].removeprefix(REGEX) if words and words[0].startswith(REGEX) else ""
 
 
+def _with_routers(exclude: str | list[str], model: Any) -> str | list[str]:
+    """With the names of linears that give more than their product (Llama 4's routers), which peft's layer breaks."""
+    odd = {name.rpartition(".")[2] for name, part in model.named_modules() if _is_odd(part)}
+    if isinstance(exclude, str):
+        return "|".join((f"({exclude})", *(rf".*\.{re.escape(name)}" for name in sorted(odd))))
+    return [*exclude, *sorted(odd)]
+
+
+def _is_odd(part: nn.Module) -> bool:
+    own = type(part).__module__.startswith(("transformers.models.", "transformers_modules."))
+    return own and isinstance(part, nn.Linear) and not multiplies(type(part))
+
+
 def _linears(model: Any, layers: Iterable[int]) -> Iterator[str]:
     """Whole names of the linears of these layers."""
     from transformers.pytorch_utils import Conv1D
 
     wanted = set(layers)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | Conv1D) and layer_number(name) in wanted:
+        if isinstance(module, nn.Linear | Conv1D) and layer_number(name) in wanted and not _is_odd(module):
             yield name
 
 
