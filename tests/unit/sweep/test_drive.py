@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 
 from gangline.errors import RunFailed
 from gangline.runs.record_versions import write_record
@@ -96,6 +97,25 @@ def test_a_trial_of_a_host_that_dies_begins_anew_elsewhere_and_the_host_is_used_
     assert all(not trial.given_up for trial in trials)
     assert [host for _, host in runs.starts].count("b") > 1
     assert moved.losses["100"] == landscape(moved.point, 100)
+
+
+def test_ten_times_a_host_dies_and_all_24_points_are_tried_to_their_end(tmp_path: Path) -> None:
+    points = grid(axes_of(["rate=1,2,3,4,5,6", "rank=4,8,16,32"]))
+    runs = PlayedRuns(points=dict(enumerate(points, start=1)), landscape=landscape, steps=100)
+    dice, back = Random(1), dict.fromkeys("abc", 0.0)
+    deaths: list[str] = []
+
+    def wait(seconds: float) -> None:
+        runs.wait(seconds)
+        if len(deaths) < 10 and len(runs.dead) < 3 and dice.random() < 0.2:
+            deaths.append(dice.choice(sorted({*"abc"} - runs.dead)))
+            back[deaths[-1]] = runs.now + dice.choice([50, 300])  # shorter and longer than it is waited for
+        runs.dead = {host for host, at in back.items() if at > runs.now}
+
+    trials = drive_to_the_end(played_sweep(tmp_path, points), runs, wait=wait)
+    assert len(deaths) == 10
+    assert [trial.phase for trial in trials] == ["finished"] * 24
+    assert [trial.losses["100"] for trial in trials] == [landscape(point, 100) for point in points]
 
 
 def test_a_supervisor_that_was_killed_is_followed_by_another_that_starts_nothing_twice(tmp_path: Path) -> None:
