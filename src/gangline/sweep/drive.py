@@ -31,7 +31,7 @@ from gangline.sweep.records import (
     runs_of,
     save_trial,
 )
-from gangline.sweep.schedule import pause_of, placements, promote, waiting
+from gangline.sweep.schedule import pause_of, placements, promote, waiting, worthwhile
 
 POLL_S = 1.0
 SILENT_S = 120.0
@@ -137,6 +137,11 @@ class Driver:
         """Host -> the trial that it gets next."""
         self._left_s: dict[int, float] = {}
         """Trial -> seconds until it ends or pauses, as far as they are known."""
+        self._clearing: dict[str, Future[bool]] = {}
+        """Run that was given up -> whether it has ended."""
+        self._step_s: dict[str, float] = {}
+        """Host -> seconds of a step, of one machine alone."""
+        self._free: set[str] = set()
         self._silent_since: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
         """Host -> when it is tried again."""
@@ -151,8 +156,7 @@ class Driver:
             while not self._turn():
                 self._wait(POLL_S)
         finally:
-            for ahead in self._ahead.values():
-                ahead.call_off()
+            self._unbind(list(self._ahead))
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _numbers(self) -> list[int]:
@@ -214,6 +218,7 @@ class Driver:
         assert trial.run is not None
         if seen.silent is not None:
             since = self._silent_since.setdefault(trial.run, self._clock())
+            self._unbind(trial.hosts)
             if self._clock() - since > SILENT_S:
                 self._give_up(trial, seen.silent)
             return
@@ -225,7 +230,10 @@ class Driver:
         )
         self._tell(trial)
         goal = min(trial.steps or 0, pause_of(trial, self._request.halving) or trial.steps or 0)
-        self._left_s[trial.number] = math.inf if seen.step_s is None else (goal - trial.step) * seen.step_s
+        if seen.step_s is not None:
+            self._left_s[trial.number] = (goal - trial.step) * seen.step_s
+        if seen.step_s is not None and len(trial.hosts) == 1:
+            self._step_s[trial.hosts[0]] = seen.step_s
         if seen.ended:
             self._ended(trial, seen)
 
@@ -258,23 +266,36 @@ class Driver:
         self._note(trial, phase="waiting", run=None, hosts=(), step=0, losses={}, given_up=given_up)
 
     def _clear_hosts(self) -> None:
-        """End the runs that were given up, on hosts that answer again."""
-        given_up = [
-            (trial.number, run, host) for trial in self._trials.values() for run, host in trial.given_up.items()
-        ]
-        for number, run, host in given_up:
-            if self._not_before.get(host, 0.0) > self._clock():
-                continue
-            try:
-                if not self._runs.look(run).ended:
-                    self._runs.end(run, now=True)
-                    continue
-            except GanglineError as error:
-                self._sit_out((host,), AWAY_S, error)
-                continue
+        """End the runs that were given up, on hosts that answer again; one that does not is tried in the background."""
+        left = [(trial.number, *each) for trial in self._trials.values() for each in trial.given_up.items()]
+        for number, run, host in left:
+            if run not in self._clearing and self._not_before.get(host, 0.0) <= self._clock():
+                self._clearing[run] = self._pool.submit(self._clear, run)
+            elif run in self._clearing and self._clearing[run].done():
+                self._take_in_cleared(self._trials[number], run, host)
+
+    def _clear(self, run: str) -> bool:
+        """Whether a run that was given up has ended; it is ordered to."""
+        if self._runs.look(run).ended:
+            return True
+        self._runs.end(run, now=True)
+        return False
+
+    def _take_in_cleared(self, trial: TrialRecord, run: str, host: str) -> None:
+        try:
+            has_ended = self._clearing.pop(run).result()
+        except GanglineError as error:
+            self._sit_out((host,), AWAY_S, error)
+            return
+        if has_ended:
             log.info("%s answers again, and %s has ended", host, run)
-            trial = self._trials[number]
             self._note(trial, given_up={each: where for each, where in trial.given_up.items() if each != run})
+
+    def _unbind(self, hosts: Sequence[str]) -> None:
+        """What is prepared on hosts that do not answer may start elsewhere."""
+        for host in hosts:
+            if (ahead := self._ahead.pop(host, None)) is not None:
+                ahead.call_off()
 
     # What starts.
 
@@ -285,6 +306,7 @@ class Driver:
         free = [
             name for name in self._names if name not in {*busy, *given_up} and self._not_before.get(name, 0.0) <= now
         ]
+        self._free = set(free)
         at_once = self._request.at_once
         room = None if at_once is None else at_once - sum(map(self._holds, self._trials.values()))
         for host in [name for name in free if name in self._ahead][:room]:
@@ -304,13 +326,36 @@ class Driver:
         self, trials: Sequence[TrialRecord], free: Sequence[str], room: int | None
     ) -> list[tuple[TrialRecord, tuple[str, ...]]]:
         if self._names:
-            return placements(trials, hosts=self._names, free=free, room=room)
+            useful = self._useful_hosts(trials)
+            return placements(trials, hosts=self._names, free=[name for name in free if name in useful], room=room)
         is_open = self._not_before.get(QUEUE, 0.0) <= self._clock()
         return [(trial, ()) for trial in waiting(trials)[:room]] if is_open else []
+
+    def _useful_hosts(self, trials: Sequence[TrialRecord]) -> set[str]:
+        """The hosts that would not hold up the end with another trial; all, where some speed is not known.
+
+        trials: those that are bound to no host yet.
+        """
+        # a host that does not answer takes no work off the others
+        alone = {trial.hosts[0]: trial.number for trial in self._trials.values() if self._trains_alone(trial)}
+        there = {*alone, *self._free}
+        anywhere = all(set(trial.fits) == set(self._names) for trial in waiting(trials))
+        if not there <= self._step_s.keys() or not anywhere:
+            return set(self._names)
+        steps = max((trial.steps or 0 for trial in self._trials.values()), default=0)
+        trial_s = {name: steps * self._step_s[name] for name in there}
+        free_in_s = {name: self._left_s.get(number, trial_s[name]) for name, number in alone.items()}
+        free_in_s |= dict.fromkeys(there - alone.keys(), 0.0)
+        free_in_s |= {name: free_in_s[name] + trial_s[name] for name in self._ahead.keys() & there}
+        return worthwhile(len(waiting(trials)), free_in_s=free_in_s, trial_s=trial_s)
+
+    def _trains_alone(self, trial: TrialRecord) -> bool:
+        return trial.phase == "running" and len(trial.hosts) == 1 and trial.run not in self._silent_since
 
     def _note_start(self, trial: TrialRecord, hosts: tuple[str, ...]) -> TrialRecord:
         log.info("trial %d starts on %s", trial.number, " ".join(hosts))
         places = (*trial.places, *hosts[:1])
+        self._left_s.pop(trial.number, None)
         return self._note(trial, phase="running", hosts=hosts, places=places, starts=trial.starts + 1)
 
     def _prepare(self) -> None:
@@ -321,9 +366,13 @@ class Driver:
         for trial in list(self._trials.values()):
             if not self._holds(trial) or len(trial.hosts) != 1 or self._left_s.get(trial.number, math.inf) > AHEAD_S:
                 continue
+            if trial.run in self._silent_since:
+                continue
             host = trial.hosts[0]
             following = next((each for each in waiting(list(self._trials.values())) if each.number not in bound), None)
             if host in self._ahead or following is None or following.run is not None or host not in following.fits:
+                continue
+            if host not in self._useful_hosts([each for each in self._trials.values() if each.number not in bound]):
                 continue
             log.info("trial %d is prepared on %s", following.number, host)
             ahead = self._ahead[host] = Ahead(number=following.number)
@@ -376,8 +425,7 @@ class Driver:
 
     def _stop(self, order: str) -> bool:
         """Order what runs to end; whether nothing runs any more. What ends so waits for `resume`."""
-        while self._ahead:
-            self._ahead.popitem()[1].call_off()
+        self._unbind(list(self._ahead))
         active = [trial for trial in self._trials.values() if trial.phase == "running"]
         for trial in active:
             if trial.run is None or trial.number in self._starts or self._ordered.get(trial.run) == order:

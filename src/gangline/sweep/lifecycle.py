@@ -25,7 +25,6 @@ START_TIMEOUT_S = 60.0
 
 def spawn_supervisor(layout: SweepLayout) -> None:
     """Start a supervisor of the sweep in the background, with the variables of this shell. Raises RunFailed."""
-    layout.order.unlink(missing_ok=True)
     save_state(layout, SweepState.load(layout.state), phase="running", supervisor=None)
     words = our_python("gangline.sweep", str(layout.folder), "--detach")
     result = subprocess.run(words, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
@@ -51,9 +50,9 @@ def stop_sweep(layout: SweepLayout, *, now: bool = False) -> bool:
     if state.phase not in {"running", "stopping"}:
         return False
     order: Literal["kill", "stop"] = "kill" if now else "stop"
+    write_record(layout.order, {"order": order})
     if not has_supervisor(layout):
         spawn_supervisor(layout)
-    write_record(layout.order, {"order": order})
     return True
 
 
@@ -84,4 +83,5 @@ def resume_sweep(layout: SweepLayout, again: Sequence[int] = ()) -> None:
             seen="all its trials have ended",
             fix=f"add points: gangline sweep add {layout.sweep_id} KEY=A,B; or name trials that are to start again",
         )
+    layout.order.unlink(missing_ok=True)
     spawn_supervisor(layout)

@@ -35,6 +35,20 @@ def placements(
     return found
 
 
+def worthwhile(num_waiting: int, *, free_in_s: Mapping[str, float], trial_s: Mapping[str, float]) -> set[str]:
+    """The hosts that get one of the waiting trials if each goes where it ends first: a slow host does not take the last
+    trial where a fast one would be through with it sooner, although that is busy now.
+
+    free_in_s: host -> when it is free, 0.0 for now. trial_s: how long it takes for a trial. Both have the same hosts.
+    """
+    ready, found = dict(free_in_s), set[str]()
+    for _ in range(num_waiting if ready else 0):
+        host = min(ready, key=lambda name: ready[name] + trial_s[name])
+        ready[host] += trial_s[host]
+        found.add(host)
+    return found
+
+
 def waiting(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Trials that wait for a host: those at a higher rung first, as the end of the sweep waits for them."""
     return sorted(

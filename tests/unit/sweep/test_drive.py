@@ -38,7 +38,17 @@ def test_all_points_run_one_per_host_and_the_ranking_is_that_of_one_after_the_ot
     assert ranking(trials)[0].point == {"rate": "3", "rank": "16"}
     assert [trial.losses["100"] for trial in trials] == [landscape(point, 100) for point in POINTS]
     quickest = [host for _, host in runs.starts].count("a")
-    assert quickest == 4  # of 8, as 1 + 1/2 + 1/3 of the speed: a host that is free takes the next
+    assert quickest == 5  # of 8: the fastest takes the last one, too, which the others would end later
+
+
+def test_a_slow_host_does_not_take_the_last_trial_if_a_fast_one_ends_it_sooner(tmp_path: Path) -> None:
+    points = grid(axes_of(["rate=1,2,3,4,5", "rank=8,16"]))
+    step_s = {"a": 1.0, "b": 1.0, "c": 3.0}
+    runs = PlayedRuns(points=dict(enumerate(points, start=1)), landscape=landscape, steps=100, step_s=step_s)
+    trials = drive_to_the_end(played_sweep(tmp_path, points), runs)
+    assert {trial.phase for trial in trials} == {"finished"}
+    assert [host for _, host in runs.starts].count("c") == 1
+    assert runs.now < 560  # 5 trials of 100 s on the fast ones; the second one of the slow host would end after 600 s
 
 
 def test_the_next_trial_is_prepared_on_a_host_that_is_about_to_be_free(tmp_path: Path) -> None:
@@ -82,12 +92,13 @@ def test_slots_that_another_run_holds_are_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_trial_of_a_host_that_dies_begins_anew_elsewhere_and_the_host_is_used_again(tmp_path: Path) -> None:
-    runs = played()
-    layout = played_sweep(tmp_path, POINTS)
+    points = grid(axes_of(["rate=1,2,3,4,5,6", "rank=8,16"]))
+    runs = PlayedRuns(points=dict(enumerate(points, start=1)), landscape=landscape, steps=100)
+    layout = played_sweep(tmp_path, points)
 
     def wait(seconds: float) -> None:
         runs.wait(seconds)
-        runs.dead = {"b"} if 50 < runs.now < 300 else set()
+        runs.dead = {"b"} if 50 < runs.now < 230 else set()
 
     trials = drive_to_the_end(layout, runs, wait=wait)
     assert {trial.phase for trial in trials} == {"finished"}
@@ -97,6 +108,20 @@ def test_a_trial_of_a_host_that_dies_begins_anew_elsewhere_and_the_host_is_used_
     assert all(not trial.given_up for trial in trials)
     assert [host for _, host in runs.starts].count("b") > 1
     assert moved.losses["100"] == landscape(moved.point, 100)
+
+
+def test_a_trial_that_is_prepared_on_a_host_that_dies_starts_elsewhere(tmp_path: Path) -> None:
+    runs = played()
+    layout = played_sweep(tmp_path, POINTS[:4])
+
+    def wait(seconds: float) -> None:
+        runs.wait(seconds)
+        runs.dead = {"a"} if runs.now > 40 else set()  # the fourth is prepared there, as on the first that is known
+
+    trials = drive_to_the_end(layout, runs, wait=wait)
+    assert 4 in runs.prepared
+    assert {trial.phase for trial in trials} == {"finished"}
+    assert {trial.places[-1] for trial in trials} == {"b", "c"}
 
 
 def test_ten_times_a_host_dies_and_all_24_points_are_tried_to_their_end(tmp_path: Path) -> None:
@@ -199,7 +224,7 @@ def test_halving_finds_the_best_of_a_planted_landscape_with_a_third_of_the_steps
 def test_halving_gives_the_same_on_unlike_hosts_and_trials_move_between_them(tmp_path: Path) -> None:
     halving = make_halving(num_points=8, steps=100, eta=2)
     results = []
-    for folder, step_s in (("one", {}), ("other", {"a": 1.0, "b": 1.7, "c": 4.0})):
+    for folder, step_s in (("one", {}), ("other", {"a": 1.0, "b": 1.2, "c": 1.5})):
         runs = played(step_s=step_s)
         trials = drive_to_the_end(played_sweep(tmp_path / folder, POINTS, halving=halving), runs)
         results.append([(trial.number, trial.phase, trial.rung, trial.losses) for trial in trials])

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.errors import UsageError
 from gangline.sweep.records import HalvingRecord, TrialRecord
-from gangline.sweep.schedule import best_trial, make_halving, pause_of, placements, promote, ranking
+from gangline.sweep.schedule import best_trial, make_halving, pause_of, placements, promote, ranking, worthwhile
 
 ABC = ("a", "b", "c")
 
@@ -46,6 +46,14 @@ def test_a_trial_that_needs_all_hosts_waits_for_them_and_is_not_overtaken() -> N
     assert placed(trials, list(ABC)) == {1: ("a",)}
     assert placed(trials[1:], ["b", "c"]) == {}
     assert placed(trials[1:], list(ABC)) == {2: ABC}
+
+
+def test_a_host_is_worth_its_while_if_some_trial_ends_first_on_it() -> None:
+    trial_s = {"a": 100.0, "b": 100.0, "c": 300.0}
+    assert worthwhile(3, free_in_s=dict.fromkeys(ABC, 0.0), trial_s=trial_s) == {"a", "b"}
+    assert worthwhile(7, free_in_s=dict.fromkeys(ABC, 0.0), trial_s=trial_s) == {"a", "b", "c"}
+    assert worthwhile(1, free_in_s={"a": 250.0, "b": 250.0, "c": 0.0}, trial_s=trial_s) == {"c"}
+    assert worthwhile(0, free_in_s={"c": 0.0}, trial_s=trial_s) == set()
 
 
 def test_rungs_divide_the_steps_by_eta() -> None:
