@@ -153,9 +153,9 @@ def test_a_figure_in_an_example(folder, phrase):
 
 
 def plan_commands(folder):
-    """The arguments of every `gangline plan` in a README."""
+    """The arguments of every `gangline plan` of named machines in a README."""
     prose = (folder / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    return [shlex.split(line)[2:] for line in prose.splitlines() if line.startswith("gangline plan ")]
+    return [shlex.split(line)[2:] for line in prose.splitlines() if re.match("gangline plan .*--hosts", line)]
 
 
 @pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)

@@ -216,10 +216,13 @@ def never_began(layout: RunLayout, record: SlurmRecord, job: SlurmJob | None) ->
     """The error of a run whose job has ended in the queue, or in its first moments."""
     how = f"Slurm says {job.state}" if job else "Slurm does not know it any more"
     tail = _log_tail(layout, record)
+    log = layout.folder / f"slurm-{record.job}.log"
+    shared = f"do its nodes see {layout.root} and {sys.executable}? Both have to lie on folders that they share; "
     error = RunFailed(
         f"job {record.job} ended before {layout.run_id} began",
-        seen=f"{how}{f'; its log ends: {tail}' if tail else ''}",
-        fix=f"sacct -j {record.job} says more, where the site keeps accounts; then: gangline resume {layout.run_id}",
+        seen=f"{how}; {f'its log ends: {tail}' if tail else f'it wrote nothing into {log}'}",
+        fix=f"{'' if tail else shared}sacct -j {record.job} says more, where the site keeps accounts; then: gangline "
+        f"resume {layout.run_id}",
     )
     with suppress(OSError):
         replace(RunState.load(layout), phase="failed", error=error.to_json()).save(layout)
