@@ -136,7 +136,15 @@ def ethernet(line_gbps: float) -> LinkSpec:
         payload_bytes_per_s=line_gbps / 8 * 1e9 * TCP_PAYLOAD_SHARE if bound_by_wire else _between(line_gbps),
         latency_s=_TCP_HOP_S,
         source="tcp" if bound_by_wire else "tcp-fast",
+        warning=_SLOW if line_gbps < _SLOWEST_GBPS else "",
     )
+
+
+_SLOWEST_GBPS = 0.1
+_SLOW = (
+    "So slow a line is taken for a cable between the machines. For one over the internet write the upload of the "
+    "slower end and the ping, such as wan 50mbit 30ms."
+)
 
 
 def _between(line_gbps: float) -> float:
