@@ -32,6 +32,7 @@ from gangline.transport.srun import SlurmJob, find_job, slurm
 
 GONE_S = 90.0
 """How long a job may take to leave the queue after its last process: epilogs, KillWait."""
+LEAVING_POLL_S = 5.0
 END_POLL_S = 1.0
 LOOK_S = 0.5
 """How often the records of a waiting run are read; Slurm is asked less often."""
@@ -114,9 +115,14 @@ def submit(layout: RunLayout, cluster: Cluster, state: RunState, *, force: bool,
     path = layout.folder / SCRIPT
     write_atomic(path, script(layout, asked, name=state.name).encode())
     write_atomic(layout.folder / SECRETS, json.dumps(dict(secrets)).encode())
-    before = SlurmRecord.of(layout)
-    state.save(layout)
-    job = slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
+    before, state_before = SlurmRecord.of(layout), load_if_there(layout.state, RunState)
+    state.save(layout)  # the batch step may begin at once
+    try:
+        job = slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
+    except GanglineError:
+        if state_before is not None:
+            state_before.save(layout)
+        raise
     SlurmRecord(
         job=job,
         submitted=now_iso(),
@@ -267,7 +273,7 @@ def require_gone(layout: RunLayout, console: Console) -> None:
             slurm("scancel", record.job)
             deadline, cancelled = time.monotonic() + GONE_S, True
         console.progress(f"job {record.job} leaves Slurm")
-        time.sleep(min(record.poll_s, 2.0))
+        time.sleep(min(record.poll_s, LEAVING_POLL_S))
 
 
 # --- the batch step
@@ -307,9 +313,11 @@ def _secrets_of(layout: RunLayout) -> Iterator[dict[str, str]]:
         secrets: dict[str, str] = json.loads(path.read_bytes())
     except FileNotFoundError:
         secrets = {}
-    yield secrets
-    if RunState.load(layout).phase in {"finished", "failed", "stopped"}:
-        path.unlink(missing_ok=True)
+    try:
+        yield secrets
+    finally:
+        if RunState.load(layout).phase in {"finished", "failed", "stopped"}:
+            path.unlink(missing_ok=True)
 
 
 def batch(layout: RunLayout, begin: Begin, *, deps: Dependencies = REAL) -> int:

@@ -343,7 +343,8 @@ def supervise_again(run: RunHandle, *, console: Console, deps: Dependencies = RE
     record = run.record()
     record.require_state()
     if (
-        run.supervisor_host is not None
+        run.is_over
+        or run.supervisor_host is not None
         or not record.lost
         or record.state is None
         or not deps.is_alive(run.layout, None)

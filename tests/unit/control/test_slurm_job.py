@@ -86,6 +86,19 @@ def test_a_submitted_run_is_queued_and_its_secrets_are_for_its_user_alone(layout
     assert [(path.name, path.stat().st_mode & 0o777) for path in holders] == [("secrets.json", 0o600)]
 
 
+def test_a_run_that_slurm_refuses_is_what_it_was(layout, monkeypatch):
+    RunState(name="tiny", phase="stopped", attempt=3).save(layout)
+
+    def answer(*_words, **_more):
+        raise GanglineError("sbatch refused", seen="invalid partition")
+
+    monkeypatch.setattr(slurm_job, "slurm", answer)
+    with pytest.raises(GanglineError, match=r"sbatch refused"):
+        submit(layout, CLUSTER, RunState(name="tiny", phase="queued", attempt=3), force=False, secrets={})
+    state = RunState.load(layout)
+    assert (state.phase, state.attempt, SlurmRecord.of(layout)) == ("stopped", 3, None)
+
+
 def waiting(layout, job="41"):
     RunState(name="tiny", phase="queued").save(layout)
     SlurmRecord(job=job, submitted="", cluster=CLUSTER).save(layout.slurm)
