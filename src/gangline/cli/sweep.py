@@ -136,6 +136,8 @@ def _of_sweep(verb: str, rest: tuple[str, ...], *, now: bool, detach: bool, dry_
     if not rest:
         raise UsageError(f"sweep {verb} needs the id of a sweep", seen="none", fix="gangline sweep ls lists them")
     layout, words = find_sweep(default_home(), rest[0]), rest[1:]
+    if words and verb not in {"resume", "add"}:
+        raise UsageError(f"sweep {verb} takes one id", seen=joined(rest), fix=f"gangline sweep {verb} {rest[0]}")
     if verb == "show":
         _show(layout, as_json=as_json)
     elif verb == "stop":

@@ -89,7 +89,7 @@ def plan_sweep(options: SweepOptions, *, console: Console, deps: Dependencies = 
     planner = SweepPlanner(home=options.home, force=options.force, console=console, deps=deps)
     usable, trials = planner.plan(jobs, points, cluster)
     request = SweepRecord(
-        name=jobs[0].name,
+        name=jobs[0].name.rpartition("-")[0],
         job_file=str(options.job.absolute()),
         words=options.words,
         cluster=usable,

@@ -9,6 +9,7 @@ from random import Random
 
 from gangline.errors import RunFailed
 from gangline.runs.record_versions import write_record
+from gangline.sweep.drive import Driver
 from gangline.sweep.points import axes_of, grid
 from gangline.sweep.records import TrialRecord, create_trial, load_trials
 from gangline.sweep.schedule import make_halving, ranking
@@ -56,6 +57,14 @@ def test_the_next_trial_is_prepared_on_a_host_that_is_about_to_be_free(tmp_path:
     trials = drive_to_the_end(played_sweep(tmp_path, POINTS), runs)
     assert sorted(runs.prepared) == [4, 5, 6, 7, 8]
     assert sorted(name for name, _ in runs.starts) == [str(trial.number) for trial in trials]
+
+
+def test_one_trial_alone_is_driven_to_its_end_as_a_task_of_an_array_does(tmp_path: Path) -> None:
+    runs = played()
+    layout = played_sweep(tmp_path, POINTS)
+    Driver(layout, runs, only=3, clock=runs.clock, wait=runs.wait).run()
+    assert [trial.number for trial in load_trials(layout) if trial.phase == "finished"] == [3]
+    assert [name for name, _ in runs.starts] == ["3"]
 
 
 def test_at_once_limits_how_many_run(tmp_path: Path) -> None:
