@@ -234,7 +234,7 @@ def test_cpu_slots_of_several_users_count_against_the_cores(users):
     anna.gets("claim('calm-otter-7')")
     assert ben.gets("claim('brave-fox-2')") == ["cpu-0"]
     said = ben.is_refused("claim('tame-vole-3', slots=2)")
-    assert said["what"] == f"1 CPU slots do not fit beside others: 1 of 2 cores is in use by user {ANNA}: calm-otter-7"
+    assert said["what"] == f"1 CPU slot does not fit beside others: 1 of 2 cores is in use by user {ANNA}: calm-otter-7"
 
 
 def test_what_is_reserved_for_a_part_is_not_counted_twice(users):

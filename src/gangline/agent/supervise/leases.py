@@ -379,8 +379,9 @@ def _named(taken: Sequence[Lease], *, wanted: int) -> str:
     """The slots of other users that are in the way, with the verb."""
     slot = taken[0].slot
     if slot == CPU_SLOT:
+        fit = "CPU slot does not fit" if wanted == 1 else "CPU slots do not fit"
         are = "is" if len(taken) == 1 else "are"
-        return f"{wanted} CPU slots do not fit beside others: {len(taken)} of {os.cpu_count()} cores {are}"
+        return f"{wanted} {fit} beside others: {len(taken)} of {os.cpu_count()} cores {are}"
     numbers = {"gpu-" + UNFIT.sub("_", uuid): number for number, uuid in enumerate(_uuids())}
     return f"GPU {numbers[slot]} ({slot[4:]}) is" if slot in numbers else f"{slot[4:]} is"
 
