@@ -9,11 +9,14 @@ RECORDED = Path(__file__).parent / "fixtures/runs/0.1"
 KINDS = sorted(path.name for path in RECORDED.iterdir() if (path / "runs").is_dir())
 
 
-def install(kind: str, home: Path) -> str:
-    """Copy a recorded run into `home`, with the paths of that home; its id. Checkpoints stay byte for byte."""
+def install(kind: str, home: Path, *, python: Path | str = sys.executable) -> str:
+    """Copy a recorded run into `home`, with the paths of that home; its id. Checkpoints stay byte for byte.
+
+    python: of its hosts.
+    """
     places = {
         b"/home/alice/.local/state/gangline": str(home).encode(),
-        b"/home/alice/.venv/bin/python": sys.executable.encode(),
+        b"/home/alice/.venv/bin/python": str(python).encode(),
         b"/home/alice/model": str(RECORDED / "model").encode(),
     }
     for source in (RECORDED / kind).rglob("*"):
