@@ -340,11 +340,20 @@ def batch(layout: RunLayout, begin: Begin, *, deps: Dependencies = REAL) -> int:
             begin(layout, console, deps)
         except GanglineError as error:
             console.report(str(error))
-            state = RunState.load(layout)
-            if state.phase in WAITING:
-                replace(state, phase="failed", supervisor=None, error=error.to_json()).save(layout)
-            return error.exit_code
+            return _not_begun(layout, error, ended=notices.end)
         return _stay(layout, number, notices, console, deps)
+
+
+def _not_begun(layout: RunLayout, error: GanglineError, *, ended: bool) -> int:
+    """Write down why an attempt did not begin; the exit code. ended: Slurm ended the job meanwhile."""
+    state = RunState.load(layout)
+    if ended and state.phase in {*WAITING, "failed"}:
+        _mark(layout, noticed=True)
+        replace(state, phase="stopped", supervisor=None, error=None).save(layout)
+        return 0
+    if state.phase in WAITING:
+        replace(state, phase="failed", supervisor=None, error=error.to_json()).save(layout)
+    return error.exit_code
 
 
 def _stay(layout: RunLayout, number: str, notices: Notices, console: Console, deps: Dependencies) -> int:

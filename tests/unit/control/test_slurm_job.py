@@ -99,6 +99,25 @@ def test_a_run_that_slurm_refuses_is_what_it_was(layout, monkeypatch):
     assert (state.phase, state.attempt, SlurmRecord.of(layout)) == ("stopped", 3, None)
 
 
+@pytest.mark.parametrize(
+    ("before", "ended", "after", "code"),
+    [
+        ("preparing", False, "failed", 1),
+        ("queued", False, "failed", 1),
+        ("preparing", True, "stopped", 0),
+        ("failed", True, "stopped", 0),
+        ("failed", False, "failed", 1),
+    ],
+)
+def test_an_attempt_that_did_not_begin_has_failed_unless_slurm_ended_its_job(layout, before, ended, after, code):
+    waiting(layout)
+    RunState(name="tiny", phase=before, attempt=2).save(layout)
+    error = GanglineError("n0: the step of Slurm's job 41 was lost")
+    assert slurm_job._not_begun(layout, error, ended=ended) == code
+    assert RunState.load(layout).phase == after
+    assert SlurmRecord.of(layout).noticed == (2 if ended else 0)
+
+
 def waiting(layout, job="41"):
     RunState(name="tiny", phase="queued").save(layout)
     SlurmRecord(job=job, submitted="", cluster=CLUSTER).save(layout.slurm)
