@@ -245,7 +245,9 @@ def _shares(candidate: Candidate) -> str:
     if candidate.strategy.replicas > 1:
         return f"{text}: {split_to_rows(candidate.work_split)}"
     if candidate.strategy.world_size == 1 or candidate.strategy.half.layers == "staged":
-        return f"{candidate.shares[0]} {text}"
+        return (
+            f"1 {text.replace('batches', 'batch', 1)}" if candidate.shares[0] == 1 else f"{candidate.shares[0]} {text}"
+        )
     total = sum(candidate.work_split)
     hosts: dict[str, int] = {}
     together = candidate.strategy.half.layers == "sliced"

@@ -249,6 +249,19 @@ def test_the_published_table_of_local_sgd(payload, compute_s, utilisation):
         assert 100 * compute_s / took.total_s == pytest.approx(said, abs=1.0)
 
 
+def test_layers_are_longer_by_a_part_of_the_gathering_that_they_hide():
+    quick = LinkModel(latency_s=1e-6, bytes_per_s=2e11, source="x")
+    training = dataclasses.replace(FULL, parameters="bf16")
+    free, slowed = (
+        step("fsdp", [(device(4.0, contention=part), 2)] * 3, architecture=LLAMA_2_7B, training=training, wire=quick)
+        for part in (0.0, 0.5)
+    )
+    assert free.communication_share < 0.1
+    # all but what lies outside layers is hidden
+    hidden_s = free.communication_s * LLAMA_2_7B.layers[0].num_parameters * 32 / LLAMA_2_7B.num_parameters
+    assert slowed.total_s - free.total_s == pytest.approx(0.5 * hidden_s, rel=0.02)
+
+
 def test_fsdp_over_1_gbit_waits_for_weights_in_every_micro_batch():
     # planning.md 3.5: 229 s per micro-batch for a 7B
     training = dataclasses.replace(FULL, parameters="bf16")
