@@ -388,9 +388,11 @@ def plan_json(
 ) -> dict[str, Any]:
     """What programs read (docs/schemas/plan.schema.json). None: there is no prediction, because of `error`."""
     told: dict[str, Any] = dict.fromkeys(("plan", "verdict", "shape", "run", "saves", "change"))
-    told |= {"findings": [], "unknown": "", "traced": [], "error": None if error is None else error.to_json()}
+    told |= {"findings": [], "queue": [], "traced": [], "unknown": ""}
+    told["error"] = None if error is None else error.to_json()
     if prediction is None:
         return told
+    told["queue"] = [{"about": about, "says": says} for about, says in prediction.queue]
     decision, job_forecast = prediction.decision, prediction.job_forecast
     choice, shape = job_forecast.choice, job_forecast.shape
     if decision is not None:
