@@ -186,6 +186,12 @@ class SlurmLab:
             lambda: self.login.run(["scontrol", "ping"], timeout_s=20).returncode == 0, "slurmctld answers", "ctl"
         )
 
+    def wait_for_steps(self, job: str) -> None:
+        """Wait until Slurm starts steps of a job: for some seconds after slurmctld came back it says that memory is missing."""
+        step = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--chdir=/"]
+        argv = ["timeout", "5", "srun", f"--jobid={job}", *step, "true"]  # it may wait long between two tries
+        self._until(lambda: self.login.run(argv).returncode == 0, f"a step of job {job} starts", "ctl")
+
     def kill_controller(self, number: int = 9) -> None:
         """slurmctld gets a signal; wait until it has gone."""
         self._kill_daemon("ctl", "slurmctld", number)
@@ -270,6 +276,11 @@ class SlurmLab:
         """Cancel every job and wait until all nodes are idle."""
         self.login.check(["scancel", "--user", "root"])
         self.wait_idle()
+
+    def clear(self) -> None:
+        """Delete files that jobs left on the nodes."""
+        for host in (host for host in self.nodes if host.is_alive):
+            host.check(["sh", "-c", f"{conf.FILES} -delete"])
 
     def pids(self, name: str, job: str | None = None) -> dict[int, str]:
         """Processes on a node with that job in their environment (None: any), by their numbers there."""

@@ -106,9 +106,13 @@ until sacctmgr --noheader list cluster >/dev/null 2>&1; do sleep 0.1; done
 """
 FILES = (
     "find /var/spool/slurmd /tmp /dev/shm -mindepth 1 "
-    r"! -name cred_state\* ! -name hwloc_topo\* ! -name torchinductor_root"
+    r"! -name cred_state\* ! -name hwloc_topo\* ! -name torchinductor_root "
+    r"! \( -name gangline-lease.port-\* -exec grep -q until {} \; \)"
 )
-"""Lists files that jobs left on a node, but for an empty folder of torch."""
+"""Lists files that jobs left on a node, but for an empty folder of torch, and for a port that a start has looked for.
+
+A start that ends before its ranks run leaves the latter; it counts for two minutes, and the next claim deletes it.
+"""
 
 
 def slurm_conf(

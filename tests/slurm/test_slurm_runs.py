@@ -119,3 +119,32 @@ def test_at_the_time_limit_a_run_saves_is_requeued_and_goes_on_by_itself(account
     assert account.lab.shown(account.job_of(run))["Restarts"] == "1", account.log_of(run)
     account.types("stop", run)
     account.leaves_nothing()
+
+
+# --- what takes long: make slurm ALL=1
+
+
+@pytest.mark.slow
+def test_a_run_that_gives_way_to_a_higher_partition_goes_on_after_it(account, model):
+    run = account.trains(model, job=ENDLESS, nodes=3, partition="main")
+    account.awaits_step(run, 25)
+    urgent = account.lab.submit("sleep 5", "--nodes=3", "--exclusive", "--partition=urgent")
+    account.lab.wait_state(urgent, "COMPLETED", timeout_s=90)
+    row = account.awaits(run, lambda row: row["attempt"] == 2 and row["step"], "steps of the second attempt")
+    assert row["error"] is None
+    assert account.lab.shown(account.job_of(run))["Restarts"] == "1"
+    account.types("stop", run)
+    account.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_a_run_survives_a_slurmctld_that_is_killed_and_comes_back(account):
+    run = account.runs()
+    account.awaits_output(run, "step 3")
+    account.lab.kill_controller()
+    assert account.row(run)["phase"] == "running"
+    account.lab.start_controller()
+    account.lab.wait_for_steps(account.job_of(run))
+    account.types("stop", run)
+    assert account.row(run)["phase"] == "stopped"
+    account.leaves_nothing()
