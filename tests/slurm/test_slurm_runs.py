@@ -125,6 +125,20 @@ def test_at_the_time_limit_a_run_saves_is_requeued_and_goes_on_by_itself(account
 
 
 @pytest.mark.slow
+def test_a_stopped_run_goes_on_with_another_number_of_nodes(account, model):
+    run = account.trains(model, job=ENDLESS)
+    before = account.awaits_step(run, 25)["step"]
+    account.types("stop", run)
+    account.describes(nodes=3)
+    account.types("resume", run, "--cluster", "cluster.yaml", "--detach")
+    account.awaits(run, lambda row: row["phase"] == "running" and (row["step"] or 0) > before, "more steps")
+    assert account.row(run)["attempt"] == 2
+    assert account.lab.shown(account.job_of(run))["NumNodes"] == "3"
+    account.types("stop", run)
+    account.leaves_nothing()
+
+
+@pytest.mark.slow
 def test_a_run_that_gives_way_to_a_higher_partition_goes_on_after_it(account, model):
     run = account.trains(model, job=ENDLESS, nodes=3, partition="main")
     account.awaits_step(run, 25)
