@@ -162,3 +162,16 @@ def test_a_run_survives_a_slurmctld_that_is_killed_and_comes_back(account):
     account.types("stop", run)
     assert account.row(run)["phase"] == "stopped"
     account.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_one_of_its_nodes_loses_power(slurm, model):
+    account = Account(slurm(3))
+    run = account.trains(model, job=ENDLESS)
+    account.awaits_step(run, 25)
+    account.lab.power_off("n1")
+    account.awaits(
+        run, lambda row: row["phase"] == "running" and row["attempt"] >= 2 and row["step"], "more steps", patience_s=240
+    )
+    account.types("stop", run)
+    account.leaves_nothing()
