@@ -90,6 +90,7 @@ def test_a_script_runs_to_its_end_on_two_nodes(account):
     found = account.desk.check(["sh", "-c", f"grep -l 'step 19' work/*/runs/{run}/attempts/1/rank-*.log"])
     assert found.split() == [f"work/n{rank}/runs/{run}/attempts/1/rank-{rank}.log" for rank in range(2)]
     account.leaves_nothing()
+    assert account.types("logs", run).stdout.count("step 19") == 2
 
 
 def test_scancel_ends_a_run_and_nothing_is_left(account):
@@ -174,4 +175,62 @@ def test_a_run_goes_on_after_one_of_its_nodes_loses_power(slurm, model):
         run, lambda row: row["phase"] == "running" and row["attempt"] >= 2 and row["step"], "more steps", patience_s=240
     )
     account.types("stop", run)
+    account.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_its_first_node_loses_power(slurm, model):
+    account = Account(slurm(2))
+    run = account.trains(model, job=ENDLESS, nodes=1)
+    before = account.awaits_step(run, 45)["step"]
+    (first,) = [job.nodes for job in account.lab.jobs() if job.id == account.job_of(run)]
+    account.lab.power_off(first)
+    row = account.awaits(
+        run, lambda row: row["attempt"] == 2 and (row["step"] or 0) > before, "more steps", patience_s=240
+    )
+    assert row["error"] is None
+    assert account.lab.shown(account.job_of(run))["Restarts"] == "1", account.log_of(run)
+    account.types("stop", run)
+    account.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_attach_follows_a_run_through_the_queue_to_its_end(account):
+    holder = account.lab.submit("sleep 300", "--nodes=3", "--exclusive")
+    run = account.runs(steps=20)
+    assert account.awaits_phase(run, "queued")["waits"] == "Resources"
+    account.lab.login.check(["sh", "-c", f"(sleep 6; scancel {holder}) >/dev/null 2>&1 &"])
+    said = account.types("attach", run).stderr
+    number = account.job_of(run)
+    assert f"job {number} waits: Resources (it is next, as soon as nodes are free)" in said
+    assert f"job {number} has its nodes (n0, n1)" in said
+    assert "finished" in said
+    account.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_inside_an_allocation_its_nodes_are_the_hosts_and_the_run_ends_with_it(account, model):
+    account.brings(model, job=ENDLESS)
+    account.desk.write("project/loop.py", "print('hello')")
+    story = """
+gangline run --dir project -- loop.py > first.txt 2>&1 || exit 3
+gangline train job.yaml --detach > second.txt
+"""
+    account.desk.check(["salloc", "--nodes=2", "sh", "-c", story], timeout_s=200)
+    run = account.desk.read("second.txt").strip()
+    assert account.awaits_phase(run, "stopped", "lost", "failed")["phase"] == "stopped"
+    assert account.newest() == run
+    account.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_a_token_reaches_the_ranks_and_stays_on_no_disk(account):
+    account.desk.write("project/token.py", "import os; print('ends in', os.environ['HF_TOKEN'][-4:])")
+    account.describes()
+    account.desk.check(
+        ["env", "HF_TOKEN=hf_canary_1234", "gangline", "run", "--dir", "project", "--", "token.py"], timeout_s=150
+    )
+    assert account.types("logs", account.newest()).stdout.count("ends in 1234") == 2
+    for host in (account.lab.login, account.lab.ctl, *account.lab.nodes):
+        assert host.run(["grep", "-rls", "hf_canary", "/home/ada", "/var/spool", "/var/log", "/tmp"]).stdout == ""
     account.leaves_nothing()

@@ -23,6 +23,7 @@ from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord
 from gangline.serve.tensorboard import show_tensorboard
+from gangline.supervise.allocation import is_over, left_here
 from gangline.transport.transport import Transport
 
 POLL_S = 0.3
@@ -154,7 +155,8 @@ def _cluster(layout: RunLayout, attempt: int) -> Cluster:
     cluster, board = Cluster.of_attempt(layout, attempt), read_board(layout, attempt)
     names = {row["host"] for row in board["hosts"]} if board else set()
     hosts = tuple(host for host in cluster.hosts if host.name in names)
-    return replace(cluster, hosts=hosts or cluster.hosts)
+    cluster = replace(cluster, hosts=hosts or cluster.hosts)
+    return left_here(cluster) if is_over(cluster) else cluster
 
 
 def _show(run: RunHandle, lines: _Lines, *, follow: bool, stays: bool) -> None:

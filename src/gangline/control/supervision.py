@@ -34,7 +34,7 @@ from gangline.runs.record_versions import (
 )
 from gangline.runs.registry import RunRecord, find_run, read_record
 from gangline.runs.state import AttemptOutcome, ProcessId, RunState, parse_stat
-from gangline.supervise.allocation import between_allocations
+from gangline.supervise.allocation import between_allocations, left_here
 from gangline.transport.hostkeys import resolve
 from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import Transport, read_if_there
@@ -167,7 +167,7 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
     layout = find_run(home, prefix)
     cluster = read_cluster(layout)
     is_over = deps.is_over(cluster)
-    cluster = _left_here(cluster) if is_over else cluster
+    cluster = left_here(cluster) if is_over else cluster
     supervisor = SupervisorRecord() if is_over else SupervisorRecord.load(layout)
     with reach(cluster, deps) as transports:
         if is_over and cluster.head.transport == "local" and RunState.load(layout).phase not in {"queued", "preparing"}:
@@ -180,15 +180,6 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
             is_over=is_over,
             prepares=lambda process: deps.prepares(layout, process),
         )
-
-
-def _left_here(cluster: Cluster) -> Cluster:
-    """The cluster of an allocation that has ended: nodes whose folders are on a shared disk are read from here."""
-    hosts = (
-        replace(host, transport="local") if host.transport == "srun" and Path(host.workdir).is_dir() else host
-        for host in cluster.hosts
-    )
-    return replace(cluster, hosts=tuple(hosts))
 
 
 def kill_without_supervisor(run: RunHandle, error: HostUnreachable, deps: Dependencies) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from gangline.errors import GanglineError
 from gangline.runs.cluster import Cluster
@@ -22,6 +23,15 @@ def is_over(cluster: Cluster) -> bool:
         job = find_job(cluster.head.allocation)
         return job is None or not job.active or job.waits
     return False
+
+
+def left_here(cluster: Cluster) -> Cluster:
+    """The hosts of an allocation that has ended as this computer reads what they left on a shared disk; others stay."""
+    hosts = (
+        replace(host, transport="local") if host.transport == "srun" and Path(host.workdir).is_dir() else host
+        for host in cluster.hosts
+    )
+    return replace(cluster, hosts=tuple(hosts))
 
 
 def prepares(layout: RunLayout, process: ProcessId) -> bool:

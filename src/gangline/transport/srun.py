@@ -10,6 +10,7 @@ import os
 import select
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -216,17 +217,28 @@ ENDED = (
 """srun's words for a job that is over."""
 
 
+BUSY = ("Memory required by task is not available", "temporarily disabled", "Requested nodes are busy")
+"""srun's words for a controller that has just come back, and does not know yet what its nodes have."""
+TRIES = 4
+BUSY_S = 2.0
+
+
 class SrunLink(HostLink):
     """The way to one node."""
 
     def _connect(self) -> SrunConnection:
-        connection = SrunConnection(self.host)
-        try:
-            connection.greet(self._first_words())
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        for left in reversed(range(TRIES)):
+            connection = SrunConnection(self.host)
+            try:
+                connection.greet(self._first_words())
+                return connection
+            except BaseException as error:
+                connection.close()
+                is_busy = isinstance(error, HostUnreachable) and any(words in error.seen for words in BUSY)
+                if not (left and is_busy):
+                    raise
+            time.sleep(BUSY_S)
+        raise AssertionError("the last try returns or raises")
 
 
 class SrunTransport(ChannelTransport):

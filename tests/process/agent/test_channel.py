@@ -14,6 +14,7 @@ import pytest
 
 from gangline.agent.__main__ import ANSWERS, PROGRAMS
 from gangline.agent.rpc.command import Forked
+from gangline.agent.rpc.wire import END
 from gangline.runs.state import ProcessId
 from gangline.transport.channel import MAGIC
 from tests.waiting import wait_until
@@ -35,7 +36,7 @@ class Peer:
 
     def say(self, header, data=b""):
         words = json.dumps(header).encode()
-        self.raw(struct.pack("!II", len(words), len(data)) + words + data)
+        self.raw(struct.pack("!II", len(words), len(data)) + words + data + END)
 
     def raw(self, data):
         self.process.stdin.write(data)
@@ -43,7 +44,9 @@ class Peer:
 
     def hear(self):
         json_length, data_length = struct.unpack("!II", self.process.stdout.read(8))
-        return json.loads(self.process.stdout.read(json_length)), self.process.stdout.read(data_length)
+        header, data = json.loads(self.process.stdout.read(json_length)), self.process.stdout.read(data_length)
+        assert self.process.stdout.read(len(END)) == END
+        return header, data
 
     def close(self):
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
@@ -110,6 +113,7 @@ def test_a_command_gets_its_folder(peer, tmp_path):
         struct.pack("!II", 2, 0) + b"[]",
         struct.pack("!II", 2, 0) + b"{}",
         struct.pack("!II", 60000, 0) + b"[" * 60000,
+        struct.pack("!II", 8, 1) + b'{"id":1}' + b"xx",
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )

@@ -1,5 +1,7 @@
 """Runs whose nodes Slurm gives: what is over, what goes on."""
 
+from dataclasses import replace
+
 import pytest
 
 from gangline.errors import HostUnreachable
@@ -9,7 +11,7 @@ from gangline.runs.record_versions import write_record
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import ProcessId, RunState
 from gangline.supervise import allocation
-from gangline.supervise.allocation import between_allocations, is_over, prepares
+from gangline.supervise.allocation import between_allocations, is_over, left_here, prepares
 from gangline.transport.srun import SlurmJob
 
 NODE = Host(name="n0", workdir="/w", python="", transport="srun", allocation="41")
@@ -59,6 +61,13 @@ def test_hosts_of_our_own_are_never_over(says):
     ours = Cluster(name="lan", hosts=(Host(name="pc1", workdir="/w", python=""),))
     assert not is_over(ours)
     assert not is_over(Cluster(name="campus", hosts=()))
+
+
+def test_what_an_allocation_left_on_a_shared_disk_is_read_from_here(tmp_path):
+    seen = replace(NODE, workdir=str(tmp_path))
+    away = replace(NODE, name="n1", workdir=str(tmp_path / "not here"))
+    hosts = left_here(replace(NODES, hosts=(seen, away))).hosts
+    assert [(host.name, host.transport) for host in hosts] == [("n0", "local"), ("n1", "srun")]
 
 
 def run(tmp_path, phase, *, lost=False, **record):

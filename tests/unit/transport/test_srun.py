@@ -74,3 +74,50 @@ def test_a_silent_controller_is_no_answer(monkeypatch):
     monkeypatch.setattr(srun, "slurm", silent)
     with pytest.raises(HostUnreachable):
         srun.find_job("41")
+
+
+class Step:
+    """An srun that ends, or a node that answers."""
+
+    def __init__(self, said):
+        self.said = said
+        self.is_closed = False
+
+    def greet(self, _words):
+        if self.said:
+            raise HostUnreachable("n0: the step of Slurm's job 41 did not start", seen=self.said)
+
+    def close(self):
+        self.is_closed = True
+
+
+BUSY = "srun: error: Unable to create step for job 41: Memory required by task is not available"
+
+
+@pytest.mark.parametrize(
+    ("said", "tries", "answers"),
+    [
+        (["", "never asked"], 1, True),
+        ([BUSY, BUSY, ""], 3, True),
+        ([BUSY] * 9, srun.TRIES, False),
+        (["srun: error: Invalid job id specified", ""], 1, False),
+    ],
+)
+def test_a_controller_that_has_just_come_back_is_asked_again(monkeypatch, said, tries, answers):
+    steps = []
+
+    def connect(_host):
+        steps.append(Step(said[len(steps)]))
+        return steps[-1]
+
+    monkeypatch.setattr(srun, "SrunConnection", connect)
+    monkeypatch.setattr(srun, "BUSY_S", 0.0)
+    node = Host(name="n0", workdir="/w", python="", transport="srun", allocation="41")
+    link = srun.SrunLink(node, "", lambda: b"")
+    if answers:
+        assert link._connect() is steps[-1]
+    else:
+        with pytest.raises(HostUnreachable):
+            link._connect()
+    assert len(steps) == tries
+    assert [step.is_closed for step in steps] == [True] * (tries - answers) + [False] * answers
