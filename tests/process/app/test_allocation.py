@@ -1,4 +1,4 @@
-"""Inside a Slurm allocation nothing is started, and everything that only reads works."""
+"""Inside an allocation of Slurm other backends start nothing, and everything that only reads works."""
 
 import dataclasses
 
@@ -25,10 +25,10 @@ def test_a_start_is_refused_and_nothing_is_written(world, deps):
         lambda: app.rehearse(start, console=world, deps=deps),
         lambda: app.run(record, home=world.home, cluster_path=start.cluster, console=world, deps=deps),
     ):
-        with pytest.raises(UsageError, match="inside a Slurm allocation yet") as caught:
+        with pytest.raises(UsageError, match=r"starts nothing inside an allocation of Slurm") as caught:
             begin()
         assert "SLURM_JOB_ID=4711" in caught.value.seen
-        assert "start from a shell outside of the allocation" in caught.value.fix
+        assert "from a shell outside of the allocation" in caught.value.fix
     assert (world.spawned, world.commands) == ([], [])
     assert not world.home.exists()
 
@@ -37,7 +37,7 @@ def test_a_resume_is_refused_and_the_run_stays_as_it_was(world, deps):
     layout = app.train(world.start(), console=world, deps=world.deps)
     world.ended(layout.run_id)
     before = layout.state.read_bytes()
-    with pytest.raises(UsageError, match="inside a Slurm allocation yet"):
+    with pytest.raises(UsageError, match=r"starts nothing inside an allocation of Slurm"):
         app.resume(layout.run_id, home=world.home, console=world, deps=deps)
     assert layout.state.read_bytes() == before
     assert len(world.spawned) == 1

@@ -33,6 +33,7 @@ WORKS = {
     "explain": ["explain", "E-SW-01"],
     "setup": ["setup", "--dry-run"],
     "recipes": ["recipes"],
+    "sweep": ["sweep", "ls"],
     "completion": ["completion", "bash"],
     "convert": ["convert", "foreign.yaml", "--world-size", "1", "--dry-run"],
 }
