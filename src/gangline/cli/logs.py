@@ -21,7 +21,7 @@ from gangline.report.tail import LogFile, Tail, log_files
 from gangline.report.text_table import clean, last_shown
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
-from gangline.runs.registry import RunRecord
+from gangline.runs.registry import RunRecord, read_record
 from gangline.serve.tensorboard import show_tensorboard
 from gangline.supervise.allocation import is_over, left_here
 from gangline.transport.transport import Transport
@@ -156,7 +156,9 @@ def _cluster(layout: RunLayout, attempt: int) -> Cluster:
     names = {row["host"] for row in board["hosts"]} if board else set()
     hosts = tuple(host for host in cluster.hosts if host.name in names)
     cluster = replace(cluster, hosts=hosts or cluster.hosts)
-    return left_here(cluster) if is_over(cluster) else cluster
+    state = read_record(layout).state
+    has_ended = state is not None and state.phase in {"finished", "stopped", "failed"}  # its job may be leaving Slurm
+    return left_here(cluster) if has_ended or is_over(cluster) else cluster
 
 
 def _show(run: RunHandle, lines: _Lines, *, follow: bool, stays: bool) -> None:
