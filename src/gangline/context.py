@@ -35,12 +35,9 @@ from gangline.supervise.detached import (
     unfinished,
 )
 from gangline.transport.connect import connect_all
-from gangline.transport.transport import Transport, below_home
+from gangline.transport.transport import SECRETS, Transport, below_home
 
 Transports = dict[str, Transport]
-
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
-"""Variables of the user's shell that ranks on other hosts get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from gangline.errors import UsageError
 from gangline.launch.backend import JobLauncher, LaunchRequest, Promises
 from gangline.launch.job_launcher import AGENT_FILE, JobLauncherBackend
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, SlurmRequest
-from gangline.transport.srun import OVERLAP, slurm
+from gangline.transport.srun import OVERLAP, node_names, slurm
 
 PICK = (
     "import os, sys; "
@@ -87,16 +87,13 @@ def allocated(cluster: Cluster, job: str) -> Cluster:
     """The cluster with the nodes of a job as its hosts; raises what `slurm` does."""
     asked = cluster.slurm or SlurmRequest(nodes=1)
     nodes = read_nodes(slurm("scontrol", "--details", "show", "job", job))
-    names = [name for listed, _ in nodes for name in slurm("scontrol", "show", "hostnames", listed).split()]
-    gpus = [count for listed, count in nodes for _ in slurm("scontrol", "show", "hostnames", listed).split()]
-    if not names:
+    gpus = {name: count for listed, count in nodes for name in node_names(listed)}
+    if not gpus:
         raise UsageError(
             f"Slurm's job {job} has no nodes", seen="it waits, or has ended", fix=f"squeue -j {job} says how it stands"
         )
-    addresses = read_addresses(slurm("scontrol", "--oneliner", "show", "node", ",".join(names)))
-    hosts = tuple(
-        _node(asked, name, job, address=addresses[name], gpus=count) for name, count in zip(names, gpus, strict=True)
-    )
+    addresses = read_addresses(slurm("scontrol", "--oneliner", "show", "node", ",".join(gpus)))
+    hosts = tuple(_node(asked, name, job, address=addresses[name], gpus=count) for name, count in gpus.items())
     return replace(cluster, hosts=hosts, backend="slurm")
 
 

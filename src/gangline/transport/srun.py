@@ -21,7 +21,7 @@ from gangline.transport.channel import AgentChannel, Hello, Lost
 from gangline.transport.connection import HostLink
 from gangline.transport.ssh import ChannelTransport
 from gangline.transport.ssh_options import NO_PYTHON, printable
-from gangline.transport.transport import OUTPUT_LIMIT_BYTES, CommandResult
+from gangline.transport.transport import OUTPUT_LIMIT_BYTES, SECRETS, CommandResult
 
 COMMAND_S = 60.0
 """A controller that is busy answers within it; srun itself tries for as long."""
@@ -29,14 +29,14 @@ GREET_S = 60.0
 """From srun to the agent's first word: the prolog of a node and a slow disk included."""
 KEPT = ("SLURM_CONF", "SLURM_TIME_FORMAT")
 ALLOCATION_VARIABLES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
-"""They travel over stdin, not with the environment of a step, which Slurm stores."""
 WORDS = 600
 STDERR_BYTES = 1 << 14
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """What Slurm's commands see: no options of an allocation around us, and no secrets."""
+    """What Slurm's commands see: no options of an allocation around us, and no secrets, for Slurm stores the
+    environment of a step.
+    """
     return {
         name: value
         for name, value in variables.items()
@@ -44,7 +44,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def slurm(*argv: str, stdin: str = "", timeout_s: float = COMMAND_S) -> str:
+def slurm(*argv: str, timeout_s: float = COMMAND_S) -> str:
     """The output of one of Slurm's commands.
 
     Raises UsageError where Slurm is not on this computer, HostUnreachable where its controller does not answer, and
@@ -53,7 +53,7 @@ def slurm(*argv: str, stdin: str = "", timeout_s: float = COMMAND_S) -> str:
     try:
         done = subprocess.run(
             argv,
-            input=stdin.encode(),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
             timeout=timeout_s,
@@ -120,7 +120,7 @@ def _words_of(stderr: str) -> str:
 # A node.
 
 
-def step_argv(host: Host, *flags: str) -> list[str]:
+def step_argv(host: Host) -> list[str]:
     """The srun that runs one command on a node of an allocation, beside whatever else runs there."""
     assert host.allocation is not None, "a host of an allocation"
     return [
@@ -130,7 +130,6 @@ def step_argv(host: Host, *flags: str) -> list[str]:
         "--nodes=1",
         "--ntasks=1",
         *OVERLAP,
-        *flags,
     ]
 
 
@@ -143,7 +142,6 @@ class SrunConnection:
 
     control_path = None
     """There is no way beside the channel: files go through it."""
-    may_try_again = False
 
     def __init__(self, host: Host) -> None:
         self.hello: Hello | None = None
@@ -298,9 +296,6 @@ class SlurmJob:
     """Names, in Slurm's order; () while it waits."""
     starts: str = ""
     """ISO time, expected while it waits; "" where Slurm does not know."""
-    ends: str = ""
-    """ISO time of its limit."""
-    priority: str = ""
 
     @property
     def waits(self) -> bool:
@@ -313,7 +308,7 @@ class SlurmJob:
         return self.waits or self.state in {"RUNNING", "SUSPENDED", "COMPLETING", "STAGE_OUT", "RESIZING", "SIGNALING"}
 
 
-FORMAT = "%i|%T|%r|%N|%S|%e|%Q"
+FORMAT = "%i|%T|%r|%N|%S"
 NOTHING = {"", "N/A", "(null)", "None"}
 
 
@@ -330,17 +325,13 @@ def find_job(job_id: str) -> SlurmJob | None:
 
 def read_job(line: str) -> SlurmJob:
     """The job that a line of squeue in FORMAT shows."""
-    number, state, reason, nodes, starts, ends, priority = (
-        "" if word in NOTHING else word for word in line.strip().split("|")
-    )
+    number, state, reason, nodes, starts = ("" if word in NOTHING else word for word in line.strip().split("|"))
     return SlurmJob(
         id=number,
         state=state,
         reason=reason,
         nodes=tuple(node_names(nodes)) if nodes else (),
         starts=starts,
-        ends=ends,
-        priority=priority,
     )
 
 

@@ -18,6 +18,10 @@ ByteProgress = Callable[[int, int], None]
 """Sees bytes done, and bytes in all."""
 
 
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
+"""Variables of the user's shell that ranks on other hosts get, over stdin alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
     """What a command on a host left behind."""

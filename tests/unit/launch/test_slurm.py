@@ -9,6 +9,7 @@ from gangline.launch import slurm
 from gangline.launch.slurm import SlurmBackend, read_addresses, read_nodes
 from gangline.runs.cluster import Cluster, Host, SlurmRequest
 from gangline.runs.gang import Gang, GangRank
+from gangline.transport import srun
 
 JOB = """JobId=41 JobName=x
    NodeList=n[0-2]
@@ -29,10 +30,11 @@ def site(monkeypatch):
 
     def answer(*words):
         if words[:3] == ("scontrol", "show", "hostnames"):
-            return {"n0": "n0", "n[1-2]": "n1\nn2"}[words[3]]
+            return {"n[1-2]": "n1\nn2"}[words[3]]
         return NODES if "node" in words else JOB
 
     monkeypatch.setattr(slurm, "slurm", answer)
+    monkeypatch.setattr(srun, "slurm", answer)
 
 
 def cluster():

@@ -20,9 +20,9 @@ def test_commands_see_neither_the_options_of_an_allocation_nor_secrets():
 
 
 def test_a_step_takes_nothing_from_others_and_names_its_job_and_node():
-    words = srun.step_argv(Host(name="n3", workdir="/w", python="", transport="srun", allocation="41"), "--pty")
+    words = srun.step_argv(Host(name="n3", workdir="/w", python="", transport="srun", allocation="41"))
     assert words[:3] == ["srun", "--jobid=41", "--nodelist=n3"]
-    assert {"--overlap", "--mem=0", "--no-kill", "--pty", "--ntasks=1"} <= set(words)
+    assert {"--overlap", "--mem=0", "--no-kill", "--ntasks=1"} <= set(words)
 
 
 SUBMISSION = "sbatch: error: Batch job submission failed: "
@@ -51,12 +51,12 @@ def test_escape_sequences_of_slurm_reach_no_terminal():
 
 
 def test_jobs_are_read_from_squeue():
-    job = srun.read_job("41|PENDING|Priority||2026-11-27T01:02:03|N/A|4294")
+    job = srun.read_job("41|PENDING|Priority||2026-11-27T01:02:03")
     assert (job.id, job.waits, job.active, job.nodes) == ("41", True, True, ())
-    assert (job.reason, job.starts, job.ends) == ("Priority", "2026-11-27T01:02:03", "")
-    job = srun.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03|2026-11-27T02:02:03|1")
+    assert (job.reason, job.starts) == ("Priority", "2026-11-27T01:02:03")
+    job = srun.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03")
     assert (job.waits, job.active, job.nodes, job.reason) == (False, True, ("n1", "n2"), "")
-    assert not srun.read_job("43|CANCELLED|None||N/A|N/A|1").active
+    assert not srun.read_job("43|CANCELLED|None||N/A").active
 
 
 def test_a_job_that_slurm_has_forgotten_is_none(monkeypatch):
