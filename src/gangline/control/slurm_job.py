@@ -28,7 +28,7 @@ from gangline.runs.record_versions import Record, load_if_there
 from gangline.runs.state import RunState, now_iso
 from gangline.supervise.allocation import goes_on, waits
 from gangline.transport.local import our_python
-from gangline.transport.srun import SlurmJob, find_job, slurm
+from gangline.transport.slurm_commands import SlurmJob, find_job, slurm
 
 GONE_S = 90.0
 """How long a job may take to leave the queue after its last process: epilogs, KillWait."""

@@ -16,7 +16,7 @@ from gangline.init.dependencies import InitConsole
 from gangline.init.describe import InitQuestion, require_room, scalar, write
 from gangline.inventory.partitions import SlurmPartition, as_time, partition_named, read_partitions
 from gangline.runs.cluster import Cluster
-from gangline.transport.srun import slurm
+from gangline.transport.slurm_commands import slurm
 from gangline.units import listed
 
 MOST_S = 24 * 3600.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gangline.errors import UsageError
-from gangline.transport.srun import slurm
+from gangline.transport.slurm_commands import slurm
 from gangline.units import listed
 
 FORMAT = "%P|%N|%c|%m|%G|%T|%l"

@@ -18,7 +18,7 @@ from gangline.errors import UsageError
 from gangline.launch.backend import JobLauncher, LaunchRequest, Promises
 from gangline.launch.job_launcher import AGENT_FILE, JobLauncherBackend
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, SlurmRequest
-from gangline.transport.srun import OVERLAP, node_names, slurm
+from gangline.transport.slurm_commands import OVERLAP, node_names, slurm
 
 PICK = (
     "import os, sys; "

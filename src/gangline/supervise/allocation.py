@@ -12,7 +12,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_if_there
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import ProcessId
-from gangline.transport.srun import find_job
+from gangline.transport.slurm_commands import find_job
 
 
 def is_over(cluster: Cluster) -> bool:

@@ -10,17 +10,17 @@ from gangline.errors import HostUnreachable, UsageError
 from gangline.launch import slurm
 from gangline.runs.cluster import SlurmRequest
 from gangline.runs.layout import RunLayout
-from gangline.transport import srun
+from gangline.transport import slurm_commands
 
 
 def test_a_program_that_is_missing_is_named():
     with pytest.raises(UsageError, match=r"gangline-no-such-program is not on this computer"):
-        srun.slurm("gangline-no-such-program")
+        slurm_commands.slurm("gangline-no-such-program")
 
 
 def test_a_controller_that_hangs_costs_its_time_limit():
     with pytest.raises(HostUnreachable, match=r"Slurm does not answer: sleep"):
-        srun.slurm("sleep", "30", timeout_s=0.2)
+        slurm_commands.slurm("sleep", "30", timeout_s=0.2)
 
 
 def test_srun_starts_the_agent_in_the_folder_of_its_node(tmp_path):

@@ -11,7 +11,7 @@ from gangline.runs.cluster import Cluster, SlurmRequest
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
 from gangline.supervise import allocation
-from gangline.transport.srun import SlurmJob
+from gangline.transport.slurm_commands import SlurmJob
 
 ASKED = SlurmRequest(nodes=2, partition="gpu", gpus_per_node="a100:4", time="04:00:00", poll_s=0, notice_s=90)
 CLUSTER = Cluster(name="campus", hosts=(), backend="slurm", slurm=ASKED)

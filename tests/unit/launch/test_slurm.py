@@ -9,7 +9,7 @@ from gangline.launch import slurm
 from gangline.launch.slurm import SlurmBackend, read_addresses, read_nodes
 from gangline.runs.cluster import Cluster, Host, SlurmRequest
 from gangline.runs.gang import Gang, GangRank
-from gangline.transport import srun
+from gangline.transport import slurm_commands
 
 JOB = """JobId=41 JobName=x
    NodeList=n[0-2]
@@ -34,7 +34,7 @@ def site(monkeypatch):
         return NODES if "node" in words else JOB
 
     monkeypatch.setattr(slurm, "slurm", answer)
-    monkeypatch.setattr(srun, "slurm", answer)
+    monkeypatch.setattr(slurm_commands, "slurm", answer)
 
 
 def cluster():

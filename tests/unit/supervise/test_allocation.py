@@ -12,7 +12,7 @@ from gangline.runs.registry import RunRecord
 from gangline.runs.state import ProcessId, RunState
 from gangline.supervise import allocation
 from gangline.supervise.allocation import between_allocations, is_over, left_here, prepares
-from gangline.transport.srun import SlurmJob
+from gangline.transport.slurm_commands import SlurmJob
 
 NODE = Host(name="n0", workdir="/w", python="", transport="srun", allocation="41")
 NODES = Cluster(name="campus", hosts=(NODE,), backend="slurm")

@@ -4,7 +4,7 @@ import pytest
 
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.runs.cluster import Host
-from gangline.transport import srun
+from gangline.transport import slurm_commands, srun
 
 
 def test_commands_see_neither_the_options_of_an_allocation_nor_secrets():
@@ -16,11 +16,11 @@ def test_commands_see_neither_the_options_of_an_allocation_nor_secrets():
         "SBATCH_PARTITION": "x",
         "HF_TOKEN": "hf_secret",
     }
-    assert srun.environment(around) == {"PATH": "/bin", "SLURM_CONF": "/etc/s.conf"}
+    assert slurm_commands.environment(around) == {"PATH": "/bin", "SLURM_CONF": "/etc/s.conf"}
 
 
 def test_a_step_takes_nothing_from_others_and_names_its_job_and_node():
-    words = srun.step_argv(Host(name="n3", workdir="/w", python="", transport="srun", allocation="41"))
+    words = slurm_commands.step_argv(Host(name="n3", workdir="/w", python="", transport="srun", allocation="41"))
     assert words[:3] == ["srun", "--jobid=41", "--nodelist=n3"]
     assert {"--overlap", "--mem=0", "--no-kill", "--ntasks=1"} <= set(words)
 
@@ -40,40 +40,40 @@ SUBMISSION = "sbatch: error: Batch job submission failed: "
     ],
 )
 def test_a_refusal_has_the_words_of_slurm_and_ours(stderr, kind, fix):
-    error = srun.refused(("sbatch", "x"), stderr)
+    error = slurm_commands.refused(("sbatch", "x"), stderr)
     assert type(error) is kind
     assert stderr in error.seen
     assert fix in error.fix
 
 
 def test_escape_sequences_of_slurm_reach_no_terminal():
-    assert "\x1b" not in srun.refused(("sbatch",), "sbatch: error: \x1b[31mno\x1b[0m").seen
+    assert "\x1b" not in slurm_commands.refused(("sbatch",), "sbatch: error: \x1b[31mno\x1b[0m").seen
 
 
 def test_jobs_are_read_from_squeue():
-    job = srun.read_job("41|PENDING|Priority||2026-11-27T01:02:03")
+    job = slurm_commands.read_job("41|PENDING|Priority||2026-11-27T01:02:03")
     assert (job.id, job.waits, job.active, job.nodes) == ("41", True, True, ())
     assert (job.reason, job.starts) == ("Priority", "2026-11-27T01:02:03")
-    job = srun.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03")
+    job = slurm_commands.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03")
     assert (job.waits, job.active, job.nodes, job.reason) == (False, True, ("n1", "n2"), "")
-    assert not srun.read_job("43|CANCELLED|None||N/A").active
+    assert not slurm_commands.read_job("43|CANCELLED|None||N/A").active
 
 
 def test_a_job_that_slurm_has_forgotten_is_none(monkeypatch):
     def forgotten(*_words):
-        raise srun.refused(("squeue",), "slurm_load_jobs error: Invalid job id specified")
+        raise slurm_commands.refused(("squeue",), "slurm_load_jobs error: Invalid job id specified")
 
-    monkeypatch.setattr(srun, "slurm", forgotten)
-    assert srun.find_job("41") is None
+    monkeypatch.setattr(slurm_commands, "slurm", forgotten)
+    assert slurm_commands.find_job("41") is None
 
 
 def test_a_silent_controller_is_no_answer(monkeypatch):
     def silent(*_words):
-        raise srun.refused(("squeue",), "Unable to contact slurm controller")
+        raise slurm_commands.refused(("squeue",), "Unable to contact slurm controller")
 
-    monkeypatch.setattr(srun, "slurm", silent)
+    monkeypatch.setattr(slurm_commands, "slurm", silent)
     with pytest.raises(HostUnreachable):
-        srun.find_job("41")
+        slurm_commands.find_job("41")
 
 
 class Step:
