@@ -26,6 +26,7 @@ from gangline.runs.state import RunState, write_order
 from gangline.supervise.attempts import Attempts
 from gangline.supervise.gang_control import PollIntervals, SupervisedRun
 from gangline.supervise.lock import supervisor_lock
+from gangline.supervise.own_session import fork_again, write_to
 
 STARTED = {"started": True}
 
@@ -55,7 +56,7 @@ def _detach(layout: RunLayout, attempt: int) -> int:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _fork_again(layout, attempt, secrets, writer)
+        fork_again(lambda: _go_on(layout, attempt, secrets, writer))
     os.close(writer)
     os.waitpid(child, 0)
     with os.fdopen(reader, "rb") as stream:
@@ -78,28 +79,16 @@ def _as_step(layout: RunLayout, attempt: int) -> int:
         with suppress(OSError, GanglineError):
             write_order(layout, "stop", attempt=RunState.load(layout).attempt)
 
-    _to_log(layout, attempt)
+    write_to(layout.supervisor_log(attempt))
     signal.signal(signal.SIGTERM, end)
     return _supervise(layout, attempt, secrets=secrets, ready=said, end=b"\n")
-
-
-def _fork_again(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: int) -> NoReturn:
-    """Fork twice: a tool that ends a command and all its descendants must not find the supervisor."""
-    code = 1
-    try:
-        os.setsid()
-        if os.fork() == 0:
-            _go_on(layout, attempt, secrets, ready)
-        code = 0
-    finally:
-        os._exit(code)
 
 
 def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: int) -> NoReturn:
     """Supervise in a session of our own, without a terminal and without a parent."""
     code = 1
     try:
-        _to_log(layout, attempt)
+        write_to(layout.supervisor_log(attempt))
         code = _supervise(layout, attempt, secrets=secrets, ready=ready)
     except BaseException:
         logging.getLogger(__name__).exception("the supervisor failed")
@@ -107,16 +96,6 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
     finally:
         logging.shutdown()
         os._exit(code)
-
-
-def _to_log(layout: RunLayout, attempt: int) -> None:
-    """Write to the supervisor's log from now on, and outlive the terminal."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(layout.supervisor_log(attempt), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for target, source in ((0, null), (1, log), (2, log)):
-        os.dup2(source, target)
 
 
 def _supervise(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +17,7 @@ from gangline.control.slurm_job import LogConsole
 from gangline.errors import GanglineError
 from gangline.runs.layout import SweepLayout
 from gangline.runs.state import ProcessId
+from gangline.supervise.own_session import fork_again, write_to
 from gangline.sweep.drive import Driver
 from gangline.sweep.records import (
     SweepRecord,
@@ -70,26 +70,14 @@ def _detach(layout: SweepLayout) -> int:
     """Go on in a process of its own, twice forked: what ends a command and its descendants must not find it."""
     child = os.fork()
     if child == 0:
-        code = 1
-        try:
-            os.setsid()
-            if os.fork() == 0:
-                _go_on(layout)
-            code = 0
-        finally:
-            os._exit(code)
+        fork_again(lambda: _go_on(layout))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _go_on(layout: SweepLayout) -> NoReturn:
     code = 1
     try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        null = os.open(os.devnull, os.O_RDWR)
-        output = os.open(layout.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for target, source in ((0, null), (1, output), (2, output)):
-            os.dup2(source, target)
+        write_to(layout.log)
         logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, force=True)
         code = drive(layout)
     except BaseException:
