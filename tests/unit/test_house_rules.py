@@ -46,6 +46,7 @@ HOMONYMS: dict[str, str] = {
     "plan": "every strategy's pure half, the document of a run that they fill, and the verb",
     "train": "every strategy's torch half, the entry of a rank that runs them, and the verb",
     "export": "the verb, and the code beside the model that it starts on a host",
+    "prepare": "the verb that changes hosts, and what makes training samples of rows",
     "plugins": "the verb that lists plug-ins, and the tables that they add rows to",
     "reference": "the writers of docs/job.md and docs/cluster.md, of docs/strategies.md, and of docs/errors.md",
 }

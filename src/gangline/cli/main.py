@@ -25,6 +25,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "convert": ("gangline.cli.convert", "turn a file of another trainer, or its list of hosts, into ours, key by key"),
     "setup": ("gangline.cli.setup", "build the environment that trains on this computer"),
     "check": ("gangline.cli.check", "look for faults on every host; each comes with evidence, meaning and fix"),
+    "prepare": (
+        "gangline.cli.prepare",
+        "change hosts so that they can train; each change shown first, undone on request",
+    ),
     "data": ("gangline.cli.data", "show samples as the model will see them: what is learned, cut or left out"),
     "plan": ("gangline.cli.plan", "say whether a job fits, who does what, how long it takes, and why; starts nothing"),
     "train": ("gangline.cli.train", "check, plan, tokenise, start and follow; the run continues when you leave"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import sys
@@ -114,6 +115,16 @@ class Terminal:
         sys.stderr.flush()
         answer = sys.stdin.readline()
         return answer.strip() if answer else None
+
+    def secret(self, question: str) -> str | None:
+        """What the user types without being shown it; None without a terminal, or at the end of its input."""
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return None
+        self.clear()
+        try:
+            return getpass.getpass(f"{clean(question)} ")
+        except EOFError:
+            return None
 
     def clear(self) -> None:
         """Remove the progress line."""

@@ -1,0 +1,74 @@
+"""`gangline prepare [STEP | HOST ...]`: change hosts, after every change was shown; undo it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from gangline.cli.options import AsJson, ClusterFile, argument
+from gangline.cli.output import Terminal, print_answer, print_data, print_json
+from gangline.context import cluster_file, default_home
+from gangline.errors import GanglineError, UsageError
+
+
+class _PrepareTerminal(Terminal):
+    """The terminal; with --json, stdout is for the document alone."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Changes, on stdout."""
+        if not self._as_json:
+            print_data(lines)
+
+
+def command(  # noqa: PLR0913  (options of a command line)
+    words: Annotated[
+        list[str] | None,
+        argument("STEP | HOST", "steps (names, limits) and hosts of the cluster; by default all of both"),
+    ] = None,
+    cluster: ClusterFile = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="make the changes that are shown, without a question")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show the changes and make none")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="take the changes of STEP back, or all of them: --undo all")
+    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="list the changes that stand on the hosts")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change hosts so that they can train together. Shows every file and command first, and asks; each change is
+    recorded on its host and can be undone. Without a terminal it only shows, unless --yes is given.
+
+    sudo's password is asked once per host and kept nowhere. Exit code 1 if a change failed or was refused.
+    """
+    # what reads the cluster file costs 0.2 s, which --help does not pay
+    from gangline.prepare import prepare_hosts
+    from gangline.prepare.change_view import status_lines
+
+    if undo and status:
+        raise UsageError("--undo and --status are two things", fix="gangline prepare --status")
+    console = _PrepareTerminal(as_json=as_json)
+    asked = prepare_hosts.PrepareQuestion(
+        home=default_home(), words=tuple(words or ()), cluster=cluster_file(cluster), yes=yes, dry_run=dry_run
+    )
+    if status:
+        standing = prepare_hosts.status(asked, console=console)
+        console.clear()
+        print_answer({"hosts": standing}, status_lines(standing), as_json=as_json)
+        return
+    done = (prepare_hosts.undo if undo else prepare_hosts.prepare)(asked, console=console)
+    console.clear()
+    if as_json:
+        print_json(done.to_json())
+    if done.failed:
+        raise GanglineError(
+            f"not everything was done on {', '.join(done.failed)}",
+            seen="; ".join(f"{host}: {why}" for host, why in done.failed.items()),
+            fix="gangline prepare --status lists what stands",
+        )

@@ -1,0 +1,29 @@
+"""The table of steps, in the order in which they are done. A new step is a module with its row here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from gangline.errors import UsageError
+from gangline.prepare.hostnames import NAMES
+from gangline.prepare.prepare_step import PrepareStep
+from gangline.prepare.resource_limits import LIMITS
+from gangline.runs.cluster import Cluster
+
+STEPS: tuple[PrepareStep, ...] = (NAMES, LIMITS)
+
+
+def chosen(words: Sequence[str], cluster: Cluster) -> tuple[tuple[PrepareStep, ...], tuple[str, ...]]:
+    """The steps and the hosts that the words name; no step, or no host, stands for all. Raises UsageError."""
+    steps = {step.name: step for step in STEPS}
+    hosts = [host.name for host in cluster.hosts]
+    if strange := [word for word in words if word not in steps and word not in hosts]:
+        near = difflib.get_close_matches(strange[0], [*steps, *hosts], n=1)
+        raise UsageError(
+            f"{strange[0]!r} is neither a step nor a host of the cluster",
+            seen=f"steps: {', '.join(steps)}; hosts: {', '.join(hosts)}",
+            fix=f"did you mean {near[0]!r}?" if near else "gangline prepare without words does what check found",
+        )
+    named = tuple(step for step in STEPS if step.name in words)
+    return named or STEPS, tuple(name for name in hosts if name in words) or tuple(hosts)
