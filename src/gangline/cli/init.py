@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gangline.cli.options import AsJson, argument, option
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.errors import UsageError
+
+if TYPE_CHECKING:
+    from gangline.init.add import Added
+    from gangline.init.describe import InitQuestion
 
 
 def command(  # noqa: PLR0913  (options of a command line)
@@ -25,6 +29,10 @@ def command(  # noqa: PLR0913  (options of a command line)
     yes: Annotated[bool, typer.Option("--yes", "-y", help="trust new host keys without asking")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace the file; leave out hosts that fail")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the file and write nothing")] = False,
+    discover: Annotated[
+        bool,
+        typer.Option("--discover", help="offer the hosts with sshd on this computer's networks; scans after a yes"),
+    ] = False,
     pin: Annotated[Path | None, option("read the host keys of this cluster file again", "CLUSTER")] = None,
     add: Annotated[
         bool, typer.Option("--add", help="put HOST into the file that is there; nothing else in it changes")
@@ -42,8 +50,6 @@ def command(  # noqa: PLR0913  (options of a command line)
     # the words of a cluster file cost 0.2 s, which --help does not pay
     from gangline.config.load import DEFAULT
     from gangline.context import default_home
-    from gangline.init.add import Added, AddQuestion
-    from gangline.init.add import add as add_to
     from gangline.init.describe import Described, InitQuestion, init
     from gangline.init.describe_slurm import SlurmDescribed, init_slurm
     from gangline.init.pin import Pinned
@@ -51,7 +57,8 @@ def command(  # noqa: PLR0913  (options of a command line)
 
     console = Terminal()
     done: Described | Pinned | Added | SlurmDescribed
-    _refuse_hosts_of_slurm(slurm=slurm, partition=partition, given=bool(hosts or hostfile or pin or add))
+    _refuse_hosts_of_slurm(slurm=slurm, partition=partition, given=bool(hosts or hostfile or pin or add or discover))
+    _refuse_named_hosts(discover=discover, given=bool(hosts or hostfile or pin or add))
     asked = InitQuestion(
         home=default_home(),
         output=output or Path(DEFAULT),
@@ -61,6 +68,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         yes=yes,
         force=force,
         dry_run=dry_run,
+        discover=discover,
     )
     if slurm:
         done = init_slurm(asked, partition=partition, shared=Path.home(), console=console)
@@ -69,16 +77,34 @@ def command(  # noqa: PLR0913  (options of a command line)
             raise UsageError("--pin only updates the host keys of a file", fix=f"gangline init --pin {pin}")
         done = pin_again(pin, home=default_home(), yes=yes, dry_run=dry_run, console=console)
     elif add:
-        if hostfile or name or not hosts:
-            raise UsageError("--add puts named hosts into a file", fix="gangline init --add pc4 [-o cluster.yaml]")
-        question = AddQuestion(
-            path=output or Path(DEFAULT), home=default_home(), names=tuple(hosts), yes=yes, force=force, dry_run=dry_run
-        )
-        done = add_to(question, console=console)
+        done = _added(asked, console=console)
     else:
         done = init(asked, console=console)
     console.clear()
     _show(done, as_json=as_json, dry_run=dry_run, after="train job.yaml --cluster" if slurm else "check")
+
+
+def _added(asked: InitQuestion, *, console: Terminal) -> Added:
+    """Put the named hosts into the file that is there."""
+    from gangline.init.add import AddQuestion, add
+
+    if asked.hostfile or asked.name or not asked.names:
+        raise UsageError("--add puts named hosts into a file", fix="gangline init --add pc4 [-o cluster.yaml]")
+    question = AddQuestion(
+        path=asked.output,
+        home=asked.home,
+        names=asked.names,
+        yes=asked.yes,
+        force=asked.force,
+        dry_run=asked.dry_run,
+    )
+    return add(question, console=console)
+
+
+def _refuse_named_hosts(*, discover: bool, given: bool) -> None:
+    """Raise UsageError where hosts are named besides --discover."""
+    if discover and given:
+        raise UsageError("--discover finds hosts, so that none are named", fix="gangline init --discover")
 
 
 def _show(done: Any, *, as_json: bool, dry_run: bool, after: str) -> None:

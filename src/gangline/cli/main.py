@@ -22,6 +22,7 @@ from gangline.errors import GanglineError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("gangline.cli.init", "write cluster.yaml from host names or a hostfile; shows host keys first"),
+    "discover": ("gangline.cli.discover", "list hosts with sshd on this computer's networks; nobody logs in"),
     "convert": ("gangline.cli.convert", "turn a file of another trainer, or its list of hosts, into ours, key by key"),
     "setup": ("gangline.cli.setup", "build the environment that trains on this computer"),
     "check": ("gangline.cli.check", "look for faults on every host; each comes with evidence, meaning and fix"),

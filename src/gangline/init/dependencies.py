@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
-import re
-import shlex
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,8 @@ from typing import Any, Protocol
 from gangline.config.document import is_destination
 from gangline.config.load import NamedHost, hostfile_hosts, named_hosts
 from gangline.config.mistakes import listed
+from gangline.discovery.search import HEADER, Discovery, discover, remarks, row, spoken
+from gangline.discovery.sources import NOT_FOR_TRAINING, config_hosts
 from gangline.errors import GanglineError, HostKeyRefused, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.gather import gather
@@ -179,66 +178,10 @@ def _refused(scan: Scan) -> HostKeyRefused:
     )
 
 
-# The hosts that the user's ssh_config names one by one. What their words mean is for `ssh -G` to say.
-
-
-MAX_DEPTH = 16
-"""As ssh itself: files that include each other have an end."""
-MAX_BYTES = 1 << 20
-_FIRST_EQUALS = re.compile(r"^(\w+)\s*=\s*")
-
-
-def config_hosts(path: Path) -> list[str]:
-    """The names behind `Host`, in order, without patterns; [] where there is no such file.
-
-    Included files count where they stand; `Match` blocks do not.
-    """
-    return [name for name in dict.fromkeys(_names(path, folder=path.parent, depth=0)) if is_destination(name)]
-
-
-def _names(path: Path, *, folder: Path, depth: int) -> Iterator[str]:
-    for keyword, values in _lines(path):
-        if keyword == "host":
-            yield from (value for value in values if not set(value) & set("*?!"))
-        elif keyword == "include" and depth < MAX_DEPTH:
-            for file in (file for value in values for file in _included(value, folder)):
-                yield from _names(file, folder=folder, depth=depth + 1)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    try:
-        with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return
-    for line in text.splitlines():
-        keyword, values = _words(line.strip())
-        if values:
-            yield keyword, values
-
-
-def _words(line: str) -> tuple[str, list[str]]:
-    """`Host a "b c"` and `Host=a`; a line that cannot be read has no words."""
-    if not line or line.startswith("#"):
-        return "", []
-    try:
-        keyword, *values = shlex.split(_FIRST_EQUALS.sub(r"\1 ", line), comments=True)
-    except ValueError:
-        return "", []
-    return keyword.lower(), values
-
-
-def _included(pattern: str, folder: Path) -> list[Path]:
-    path = Path(pattern).expanduser()
-    return [Path(found) for found in sorted(glob.glob(str(path if path.is_absolute() else folder / path)))]  # noqa: PTH207
-
-
 # Which hosts? Named on the command line or in a hostfile, or asked for.
 
 
 HERE = {"localhost", "127.0.0.1"}
-NOT_FOR_TRAINING = {"git"}
-"""Users under whom ssh reaches a forge and no machine."""
 
 
 def collect(
@@ -268,9 +211,45 @@ def ask_for_names(path: Path, *, user_of: Callable[[str], str], console: InitCon
         raise UsageError(
             "no hosts are named",
             seen=f"your ssh_config has {listed(offered)}" if offered else "your ssh_config names none either",
-            fix="gangline init pc1 alice@192.168.1.11, or gangline init --hostfile FILE",
+            fix="gangline init pc1 alice@192.168.1.11, or gangline init --hostfile FILE; gangline discover finds hosts",
         )
     return named
+
+
+def ask_for_found(search: Callable[..., Discovery], *, console: InitConsole) -> list[str]:
+    """Offer the hosts of this computer's networks, which are scanned only after a yes.
+
+    Raises UsageError where none is named.
+    """
+    found = search(scan=False, cluster=None, console=console)
+    if found.unscanned:
+        answer = console.ask(f"try port 22 of every address of {spoken(found.unscanned)}, too? [y/N]")
+        if answer is not None and says_yes(answer):
+            found = search(scan=True, cluster=None, console=console)
+    offered = found.offered
+    if offered:
+        console.table(HEADER[:-1], [row(host)[:-1] for host in offered])
+    for line in remarks(found):
+        console.report(line)
+    if not offered:
+        raise UsageError(
+            "no host with sshd was found on this computer's networks",
+            seen=f"looked at {listed([str(each.network) for each in found.networks])}",
+            fix="is sshd installed there (sudo apt install openssh-server)? Or name them: "
+            "gangline init alice@192.168.1.11",
+        )
+    answer = console.ask("which of them (names or user@address with blanks between, or all)?")
+    words = (answer or "").replace(",", " ").split()
+    if words == ["all"]:
+        return [host.destination for host in offered]
+    if not words:
+        raise UsageError(
+            "no hosts are named",
+            seen=f"found {listed([host.name for host in offered])}",
+            fix=f"gangline init {' '.join(host.destination for host in offered)}",
+        )
+    named = {word: host.destination for host in offered for word in (host.name, *host.names, host.address)}
+    return [named.get(word, word) for word in words]
 
 
 def user_of(name: str) -> str:
@@ -321,6 +300,7 @@ class InitDependencies:
     reaches: Callable[[Cluster, Inventory, Transports], bool] = all_reach_each_other
     address_of: Callable[[str], str | None] = address_of
     ssh_config: Path = Path("~/.ssh/config")
+    discover: Callable[..., Discovery] = discover
 
 
 REAL = InitDependencies()

@@ -35,6 +35,7 @@ from gangline.init.dependencies import (
     InitDependencies,
     Scan,
     Transports,
+    ask_for_found,
     ask_for_names,
     collect,
     counted,
@@ -516,6 +517,8 @@ class InitQuestion:
     force: bool = False
     """Replace a file, and do without hosts that failed."""
     dry_run: bool = False
+    discover: bool = False
+    """Offer the hosts of this computer's networks, where none are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,7 +558,11 @@ def init(asked: InitQuestion, *, console: InitConsole, deps: InitDependencies = 
         asked.names,
         asked.hostfile,
         home=asked.home,
-        ask=lambda: ask_for_names(deps.ssh_config, user_of=deps.user_of, console=console),
+        ask=lambda: (
+            ask_for_found(deps.discover, console=console)
+            if asked.discover
+            else ask_for_names(deps.ssh_config, user_of=deps.user_of, console=console)
+        ),
     )
     scans = scan_keys(named, console=console, deps=deps)
     dependencies.trust(scans, yes=asked.yes, console=console)

@@ -30,6 +30,7 @@ WORKS = {
     "schema": ["schema"],
     "bench": ["bench", "network", "--seconds", "4"],
     "init": ["init", "localhost", "--dry-run"],
+    "discover": ["discover"],
     "explain": ["explain", "E-SW-01"],
     "setup": ["setup", "--dry-run"],
     "recipes": ["recipes"],

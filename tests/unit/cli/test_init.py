@@ -76,6 +76,12 @@ def test_pin_takes_nothing_else(words: list[str], capsys: pytest.CaptureFixture[
     assert "only updates the host keys" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["pc1"], ["--add", "pc1"], ["--hostfile", "x"], ["--pin", "x"], ["--slurm"]])
+def test_found_hosts_and_named_ones_do_not_mix(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "--discover", *words]) == 2
+    assert "error: " in capsys.readouterr().err
+
+
 SIGNS = [
     *" \t\n\r\0;|&$`'\"\\<>(){}[]*?!#~,=/%^",
     "\x1b[2J",

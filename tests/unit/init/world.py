@@ -5,6 +5,7 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gangline.discovery.search import Discovery
 from gangline.errors import HostUnreachable
 from gangline.init.dependencies import InitDependencies, Scan
 from gangline.inventory.facts import Folder, Gpu, GpuDriver, HostFacts, HostFailure, Inventory, Machine, Nic, System
@@ -109,6 +110,10 @@ class World:
     users: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     """Keys other than the usual."""
+    found: Discovery | None = None
+    """What is on the networks of this computer; None: nobody may look."""
+    scans: list[bool] = field(default_factory=list)
+    """Whether each look was a scan."""
     trusted: list[tuple[str, str | None]] = field(default_factory=list)
     """Hosts that were connected to, with the key that was pinned."""
 
@@ -122,7 +127,13 @@ class World:
             reaches=self._reaches,
             address_of=lambda name: f"203.0.113.{ord(name[0])}",
             ssh_config=self.ssh_config,
+            discover=self._discover,
         )
+
+    def _discover(self, *, scan, cluster, console):
+        assert self.found is not None, "nobody asked to look"
+        self.scans.append(scan)
+        return self.found
 
     def key_of(self, name: str) -> str:
         return self.keys.get(name) or key(name)

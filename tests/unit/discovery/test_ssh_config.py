@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.init.dependencies import config_hosts
+from gangline.discovery.sources import config_hosts
 
 
 def hosts(folder, text):
