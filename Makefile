@@ -13,7 +13,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder --rotate -m "not slow"
 STORY := tests/lab/test_story.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab slurm versions processors lint format bench clean
+.PHONY: help demo test lab slurm bare versions processors lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -38,6 +38,9 @@ lab: .venv/dev.stamp ## all tests with real hosts in namespaces, the slow ones t
 
 slurm: .venv/dev.stamp ## tests on a real Slurm cluster of lab hosts, the short ones; ALL=1: all of them
 	$(BIN)/python -m pytest -n 2 $(if $(ALL),,-m "not slow") tests/slurm
+
+bare: .venv/dev.stamp ## tests on bare lab hosts below a real systemd, with firewalls, the short ones; ALL=1: all of them
+	$(BIN)/python -m pytest -n 2 $(if $(ALL),,-m "not slow") tests/bare
 
 versions: .venv/dev.stamp ## a short set of tests with the lowest and with the newest versions of the tested range
 	$(BIN)/python -m benchmarks.versions

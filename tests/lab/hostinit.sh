@@ -9,6 +9,7 @@ echo "pid $pid"
 
 # --- one disk of a given size: writes to /, home and /tmp share it
 mount --make-rprivate /
+[ -z "${INIT:-}" ] || . "${0%/*}/$INIT.sh"
 mount -t tmpfs -o "size=$DISK,mode=755" lab "$BASE"
 cd "$BASE"
 mkdir upper scratch root home
@@ -153,6 +154,10 @@ if [ -n "$SSHD" ]; then
     fi
 fi
 echo "ready $key"
+if [ -n "${INIT:-}" ]; then
+    serve
+    exit
+fi
 
 # Orphans of the host are its children: bash reaps them in `wait`, and only there.
 exec 3<&0

@@ -101,6 +101,10 @@ class Space:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(b"go\n")
 
+    def tell(self, word: str) -> None:
+        """Give it an order, in one word."""
+        self._process.stdin.write(f"{word}\n".encode())
+
     def await_line(self, word: str) -> str:
         """What follows `word` in the next line it says."""
         deadline = time.monotonic() + START_TIMEOUT_S

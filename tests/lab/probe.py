@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.lab import limits, pythons
 from tests.lab.namespaces import PATH, LabFailed
@@ -12,6 +13,12 @@ from tests.lab.namespaces import PATH, LabFailed
 PROGRAMS = ("bash", "ip", "unshare", "nsenter", "setpriv", "ssh", "ssh-keygen", "sshd", "pivot_root", "mount")
 OPTIONAL_PROGRAMS = ("iperf3", "nft", "rsync", "gcc", "pdsh", "tc", "ansible", "mpirun")
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "slurmdbd", "mariadbd", "mariadb-install-db")
+BARE_PROGRAMS = (
+    *("sudo", "useradd", "chpasswd", "dbus-daemon", "nft", "ufw", "firewalld"),
+    *("NetworkManager", "avahi-daemon", "avahi-browse"),
+)
+SYSTEMD = Path("/lib/systemd/systemd")
+NAMED_GROUPS = Path("/sys/fs/cgroup/systemd/cgroup.procs")
 PYTHONS = ("3.8", "3.13")
 EXTRAS = {"netem", "ansible", *(f"python{version}" for version in PYTHONS)}
 """What .ci/run cannot give a machine: a skip for one of these is never a failure."""
@@ -27,7 +34,8 @@ def capabilities() -> dict[str, str]:
     """Name of the capability -> "" if it is there, else what is missing.
 
     lab: labs at all. rootless: labs in a user namespace. root: labs as root, with their own control groups perhaps.
-    cgroup: `LabHost.limit`. tbf: `rate`. netem: `delay`. python3.8: `python="3.8"`; slurm: a Slurm cluster (tests/slurm); and programs by their names.
+    cgroup: `LabHost.limit`. tbf: `rate`. netem: `delay`. python3.8: `python="3.8"`; slurm: a Slurm cluster (tests/slurm);
+    bare: machines below a real systemd (tests/bare); and programs by their names.
     """
     programs = _lacks(PROGRAMS)
     root = "not root" if os.getuid() else programs or _trial(rootless=False)
@@ -40,6 +48,7 @@ def capabilities() -> dict[str, str]:
         "tbf": _qdisc("tbf", "rate", "1mbit", "burst", "32kb", "latency", "30ms"),
         "netem": _qdisc("netem", "delay", "1ms"),
         "slurm": _lacks(SLURM_PROGRAMS),
+        "bare": _lacks(BARE_PROGRAMS) or _lacks_systemd(),
         **{name: _lacks([name]) for name in OPTIONAL_PROGRAMS},
         **{f"python{version}": "" if pythons.has(version) else "not on this machine" for version in PYTHONS},
     }
@@ -48,6 +57,12 @@ def capabilities() -> dict[str, str]:
 def _lacks(names: Sequence[str]) -> str:
     missing = [name for name in names if not has_program(name)]
     return f"not installed: {' '.join(missing)}" if missing else ""
+
+
+def _lacks_systemd() -> str:
+    if not os.access(SYSTEMD, os.X_OK):
+        return f"not installed: {SYSTEMD}"
+    return "" if os.access(NAMED_GROUPS, os.W_OK) else f"no control groups of systemd that we may write: {NAMED_GROUPS}"
 
 
 def report() -> str:
