@@ -1,55 +1,105 @@
-"""How fast `gangline explain FILE` reads logs: MB of CPU time per second, one row per kind of log.
+"""How fast `gangline explain FILE` reads logs: MB per second of processor time, and the memory that it takes.
 
-    python -m benchmarks.explain_log
+    python -m benchmarks.explain_log [--megabytes 50]
 
-The logs are made from a seed: lines of healthy steps; one real line of every known failure, over and over; lines that
-begin as known ones do and go on otherwise, which cost the most.
+The logs are made from a seed: lines of healthy steps; one real excerpt of every known failure, over and over, with
+other numbers; lines that are all different words; lines that begin as known ones do and go on otherwise, which cost the
+most. Each is read by a process of its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
+import resource
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from gangline.report.explanation import read_log
+from gangline.diagnose.corpus import known_failures
+from gangline.diagnose.signatures import head_of
+from gangline.report.log_answer import read_log
+from tests.unit.diagnose.excerpts import excerpts
 from tests.unit.diagnose.lines import LINES
 
-ROUNDS = 3
+WORDS = 40_000
 
 
-def logs() -> dict[str, str]:
-    """The text of each kind of log."""
-    dice = random.Random(0)
-    steps = (
-        f"2026-11-23 09:00:12 INFO trainer.py:{row % 900} step {row}/400000  loss {dice.random() * 5:.4f}"
-        f"  grad_norm {dice.random():.3f}  tokens/s {dice.random() * 20_000:.0f}"
-        for row in range(40_000)
-    )
-    near = "step 1/400  loss 6.25  connectFullMesh failed remote  getaddrinfo  Killed by nobody\n"
-    return {
-        "healthy steps": "\n".join(steps),
-        "a known line in every line": "\n".join(dice.choice(list(LINES.values())) for _ in range(20_000)),
-        "nearly known words in every line": near * 20_000,
-        "one line of nearly known words": "connectFullMesh failed " * 60_000,
-    }
+def healthy(dice: random.Random) -> Iterator[str]:
+    """Steps of a training that goes well."""
+    for step in range(1 << 60):
+        yield (
+            f"2026-11-23 09:{step // 60 % 60:02}:{step % 60:02} INFO trainer.py:{step % 900} step {step}/400000  "
+            f"loss {dice.random() * 5:.4f}  grad_norm {dice.random():.3f}  tokens/s {dice.random() * 20_000:.0f}"
+        )
+
+
+def failing(dice: random.Random) -> Iterator[str]:
+    """Every line of every excerpt, in any order, with a time before it."""
+    lines = [*LINES.values()]
+    lines += [
+        line for rows in excerpts().values() for row in rows.values() for line in row["seen"].strip().splitlines()
+    ]
+    while True:
+        yield f"{dice.randrange(10**9)} [rank{dice.randrange(64)}]: {dice.choice(lines)}"
+
+
+def words(dice: random.Random) -> Iterator[str]:
+    """Lines of words in any order: no two are alike."""
+    known = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randrange(3, 11))) for _ in range(WORDS)]
+    while True:
+        yield " ".join(dice.choices(known, k=14))
+
+
+def nearly(dice: random.Random) -> Iterator[str]:
+    """Lines with the beginnings of several known failures, which then go on otherwise."""
+    heads = [head_of(pattern) for signature in known_failures().values() for pattern in signature.patterns]
+    while True:
+        yield " and ".join(dice.choices(heads, k=3)) + f" nothing {dice.randrange(10**9)}"
+
+
+LOGS = {
+    "healthy steps": healthy,
+    "a known line in every line": failing,
+    "words in any order": words,
+    "nearly known words in every line": nearly,
+}
 
 
 def main() -> None:
-    """Print the table."""
-    print("| log | size | CPU time (best of 3) | speed |\n|---|---|---|---|")
+    """Print the table, or read one log and print its row."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--megabytes", type=float, default=50)
+    parser.add_argument("--read", type=Path, help="read this log: what each row's process does")
+    arguments = parser.parse_args()
+    if arguments.read is not None:
+        read_log(arguments.read.with_name("nothing"))
+        before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+        read_log(arguments.read)
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        sys.stdout.write(f"{time.process_time() - begun:.2f} s | {most / 1024:.0f} MiB ({(most - before) / 1024:+.0f})")
+        return
+    sys.stdout.write("| log | size | processor time | memory (by the log) |\n|---|---|---|---|\n")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "train.log"
-        for name, text in logs().items():
-            path.write_text(text)
-            times = []
-            for _ in range(ROUNDS):
-                before = time.process_time()
-                read_log(path)
-                times.append(time.process_time() - before)
-            size = path.stat().st_size / 1e6
-            print(f"| {name} | {size:.1f} MB | {min(times):.2f} s | {size / min(times):.1f} MB/s |")
+        (Path(folder) / "nothing").write_text("nothing\n")
+        for name, lines in LOGS.items():
+            path = Path(folder) / "train.log"
+            write(path, lines(random.Random(0)), int(arguments.megabytes * 1e6))
+            command = [sys.executable, "-m", "benchmarks.explain_log", "--read", str(path)]
+            told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+            sys.stdout.write(f"| {name} | {path.stat().st_size / 1e6:.0f} MB | {told} |\n")
+            sys.stdout.flush()
+
+
+def write(path: Path, lines: Iterator[str], size: int) -> None:
+    """So many bytes of lines."""
+    with path.open("w", encoding="utf-8") as stream:
+        while stream.tell() < size:
+            stream.write("\n".join(islice(lines, 2000)) + "\n")
 
 
 if __name__ == "__main__":

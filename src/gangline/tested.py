@@ -63,6 +63,7 @@ TESTED = (
     Tested(package="typer", accepted="0.15", lowest="0.15.0", newest="0.29.2", below="0.30", reason=_ZERO),
     Tested(package="platformdirs", accepted="4.3", lowest="4.3.0", newest="4.14.5", below="5", reason=_MAJOR),
     Tested(package="packaging", accepted="24.2", lowest="24.2", newest="26.3", below="27", reason=_MAJOR),
+    Tested(package="tomli", accepted="2.2", lowest="2.2.1", newest="2.5.0", below="3", reason=_MAJOR),
     Tested(package="pip", accepted="23.2", lowest="23.2.1", newest="26.3", below="27", reason=_MAJOR),
     Tested(package="uv", accepted="0.9", lowest="0.9.0", newest="0.13.9", below="0.14", reason=_ZERO),
     Tested(

@@ -105,6 +105,12 @@ def is_allowed(name: str, words: str, allowed: list[tuple[str, str, str]]) -> bo
     return any(name == file and words == what for file, what, _ in allowed)
 
 
+def is_quoted(name: str, line: str) -> bool:
+    """An excerpt of somebody's log, or advice that a known failure warns of."""
+    is_warning = name.startswith("src/gangline/diagnose/failures/") and line.startswith("avoid = ")
+    return is_warning or name.startswith("tests/fixtures/failures/")
+
+
 def test_nothing_that_weakens_a_machine_is_written_anywhere():
     found = [
         f"{name}:{number}: {match.group()}"
@@ -112,6 +118,7 @@ def test_nothing_that_weakens_a_machine_is_written_anywhere():
         for pattern in BANNED_TEXT
         for number, line in enumerate(text.splitlines(), 1)
         if (match := re.search(pattern, line)) and not is_allowed(name, match.group(), TEXT_ALLOWED)
+        if not is_quoted(name, line)
     ]
     assert found == []
 

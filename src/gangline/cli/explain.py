@@ -1,8 +1,9 @@
-"""`gangline explain WHAT`: the cause of a failure, the meaning of a finding, the known errors in a log file."""
+"""`gangline explain WHAT`: the cause of a failure, the meaning of a finding, the known failures in logs."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,10 @@ from gangline.cli.output import print_answer
 from gangline.context import default_home
 from gangline.control.supervision import open_run
 from gangline.control.user_command import CommandRecord
+from gangline.diagnose.corpus import known_failures
 from gangline.errors import UsageError
-from gangline.report.explanation import explain_json, explain_lines, log_json, log_lines, read_log
+from gangline.report.explanation import explain_json, explain_lines
+from gangline.report.log_answer import STDIN, answer_json, answer_lines, entry_json, entry_lines, read_logs
 from gangline.report.run_history import read_history
 
 FINDING = re.compile(r"E-[A-Z]+-?[0-9]*", re.IGNORECASE)
@@ -23,33 +26,47 @@ FINDING = re.compile(r"E-[A-Z]+-?[0-9]*", re.IGNORECASE)
 
 def command(
     what: Annotated[
-        str,
-        typer.Argument(metavar="WHAT", help="a run (id, or its beginning), a finding (E-NET-07), or a log file"),
+        list[str],
+        typer.Argument(
+            metavar="WHAT",
+            help="a run (id, or its beginning), a finding (E-NET-07), a known failure (by its id); or logs: files, "
+            "folders, - for standard input",
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:
     """Say why a run failed or stopped: first cause, consequences, evidence, next step. Changes nothing.
 
-    For a finding: its meaning and its fix. For a log file: known errors in it, each with its cause and fix.
+    For a finding or a known failure: its meaning and its fix. For logs of any program: the known failures in them, the
+    likeliest cause first.
     """
-    if FINDING.fullmatch(what):
-        _explain_finding(what, as_json=as_json)
-    elif _is_file(what):
-        _explain_log(Path(what), as_json=as_json)
+    (first, *more) = what
+    if more or _is_log(first):
+        _explain_logs(what, as_json=as_json)
+    elif FINDING.fullmatch(first):
+        _explain_finding(first, as_json=as_json)
+    elif first in known_failures() and not _is_run(first):
+        entry = known_failures()[first]
+        print_answer(entry_json(first, entry), entry_lines(first, entry), as_json=as_json)
     else:
-        _explain_run(what, as_json=as_json)
+        _explain_run(first, as_json=as_json)
 
 
-def _is_file(what: str) -> bool:
-    """A name with a slash is a file; of a word that may be both, a run of that whole name counts."""
-    if "/" in what:
-        return True
-    return _is_regular(Path(what)) and not (default_home() / "runs" / what).is_dir()
+def _is_log(what: str) -> bool:
+    """A name with a slash is a log; of a word that may be both, a run of that whole name counts."""
+    return what == STDIN or "/" in what or (_is_there(Path(what)) and not _is_run(what))
 
 
-def _is_regular(path: Path) -> bool:
+def _is_run(what: str) -> bool:
     try:
-        return path.is_file()
+        return (default_home() / "runs" / what).is_dir()
+    except OSError:
+        return False
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file() or path.is_dir()
     except OSError:  # a name that no file can have: over 255 characters
         return False
 
@@ -61,13 +78,16 @@ def _explain_finding(name: str, *, as_json: bool) -> None:
     print_answer(answer, entry.lines(), as_json=as_json)
 
 
-def _explain_log(path: Path, *, as_json: bool) -> None:
-    if not _is_regular(path):
-        raise UsageError(
-            f"{path} is not a file", seen="expected a log file, a run or a finding", fix="gangline ps lists the runs"
-        )
-    report = read_log(path)
-    print_answer(log_json(report), log_lines(report), as_json=as_json)
+def _explain_logs(names: list[str], *, as_json: bool) -> None:
+    for name in names:
+        if name != STDIN and not _is_there(Path(name)):
+            raise UsageError(
+                f"{name} is neither a file nor a folder",
+                seen="expected logs, or one run, finding or known failure",
+                fix="gangline ps lists the runs",
+            )
+    reports = read_logs(names, stdin=sys.stdin.buffer)
+    print_answer(answer_json(reports), answer_lines(reports), as_json=as_json)
 
 
 def _explain_run(prefix: str, *, as_json: bool) -> None:

@@ -1,43 +1,67 @@
-"""Finding known words in what programs wrote. Pure."""
+"""Known failures: words that programs write when they fail, with what they mean and what to do.
+
+The table here is of what ranks, launchers and the system of a host write; a supervisor needs it, so it takes no
+package to read. Those of libraries, drivers, schedulers and hubs stand in `failures/*.toml`, a file per family.
+"""
 
 from __future__ import annotations
 
-import bisect
 import functools
 import re
-import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-# Words that programs write when they fail, with what they mean and what to do. A data table.
-#
-# Most are torch's, gloo's, NCCL's and the kernel's own lines, as seen in trials with real hosts or in public threads.
-# Where several fit one line, the first in this table counts: the more exact one stands above.
+Level = Literal["cause", "symptom", "echo", "noise"]
+"""cause: it names what is wrong. symptom: a general word in which many causes end. echo: another rank or host has gone.
+noise: harmless, and often taken for the cause."""
+LEVELS: tuple[Level, ...] = ("cause", "symptom", "echo", "noise")
+"""In the order in which they are told."""
+
+THEN_CHARS = 3000
+"""Within so many characters after the beginning of a match its `then` stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """Words, and what they mean. `means` and `fix` have {0}, {1}, ... for groups of the words, {host} for the host."""
+    """A known failure. `means` and `fix` have {0}, {1}, ... for groups of the patterns, {host} for the host."""
 
-    words: tuple[str, ...]
+    patterns: tuple[str, ...]
     """Regular expressions, all with the same groups. Each begins with plain characters, which are looked for first."""
     means: str
     fix: str
     then: str = ""
     """Plain characters that stand in every match too, after a gap: an expression is tried only where they follow."""
-    is_echo: bool = False
-    """Who says it is a witness: another rank or host has gone."""
+    level: Level = "cause"
+    blames: str = ""
+    """What is to blame: this rank, another rank, network, host, script, data, software, outside or nobody."""
+    confirm: str = ""
+    """How to be sure that it is this."""
+    avoid: tuple[str, ...] = ()
+    """Advice that is often given for it, and is wrong or does harm."""
+    since: str = ""
+    until: str = ""
+    """The first and the last version that is known to write it."""
+    sources: tuple[str, ...] = ()
+    """Where its words were seen."""
     is_verdict: bool = False
     """It is the whole cause: the supervisor names it in the place of the words."""
 
+    @property
+    def is_echo(self) -> bool:
+        """Who says it is a witness: another rank or host has gone."""
+        return self.level == "echo"
+
+
+# A data table. Most rows are torch's, gloo's, NCCL's and the kernel's own lines, as seen in trials with real hosts or
+# in public threads. Where several fit one line, the more exact one counts: the longer match.
 
 _MESH = r"connectFullMesh failed(?:(?!remote=\[).){0,2000}remote=\["
 
 SIGNATURES: dict[str, Signature] = {
     # --- ranks that do not find each other
     "mesh-loopback": Signature(
-        words=(_MESH + r"(127\.[0-9.]{1,12}|::1)\]",),
+        patterns=(_MESH + r"(127\.[0-9.]{1,12}|::1)\]",),
         then="remote=[",
         means="another rank gave {0} as its address, at which nobody else can reach it",
         fix="gangline sets GLOO_SOCKET_IFNAME: the script and `env` must not set or remove it; "
@@ -45,60 +69,60 @@ SIGNATURES: dict[str, Signature] = {
         is_verdict=True,
     ),
     "mesh": Signature(
-        words=(_MESH + r"([0-9A-Fa-f.:]{2,45})\]",),
+        patterns=(_MESH + r"([0-9A-Fa-f.:]{2,45})\]",),
         then="remote=[",
         means="no connection to another rank at {0}",
         fix="let the hosts of the cluster reach each other on all TCP ports; test every pair: gangline check",
         is_verdict=True,
     ),
     "port-taken": Signature(
-        words=(r"failed to listen on any local network address\. port: (\d+).{0,200}EADDRINUSE",),
+        patterns=(r"failed to listen on any local network address\. port: (\d+).{0,200}EADDRINUSE",),
         then="EADDRINUSE",
         means="another program took port {0} of {host}, where the ranks were to meet",
         fix="start again: a port that is free is chosen then; on {host}, ss -ltnp shows who listens",
         is_verdict=True,
     ),
     "no-interface": Signature(
-        words=(r"Unable to find address for: ([^\s:]{1,32})",),
+        patterns=(r"Unable to find address for: ([^\s:]{1,32})",),
         means="{host} has no network interface {0} with an address",
         fix="take GLOO_SOCKET_IFNAME out of the script and out of `env`: gangline sets the right one",
         is_verdict=True,
     ),
     "address-in-use": Signature(
-        words=("Address already in use", "EADDRINUSE"),
+        patterns=("Address already in use", "EADDRINUSE"),
         means="another program listens on that port already, perhaps what is left of an earlier start",
         fix="on {host}, ss -ltnp shows who listens; gangline finds a free port at each start: a script must not choose",
     ),
     "clients-missing": Signature(
-        words=(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined",),
+        patterns=(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined",),
         means="{1} of {2} launchers met within {0} s: the others never started, or do not reach the head",
         fix="look at the hosts that are missing: gangline check tries every host and pair",
-        is_echo=True,
+        level="echo",
     ),
     "rendezvous": Signature(
-        words=("RendezvousTimeoutError", r"wait timeout after \d+ms, keys: ", "RendezvousConnectionError"),
+        patterns=("RendezvousTimeoutError", r"wait timeout after \d+ms, keys: ", "RendezvousConnectionError"),
         means="this launcher waited for those of other hosts, which never came or are gone",
         fix="look at the other hosts; gangline check tries every host and pair",
-        is_echo=True,
+        level="echo",
     ),
     "no-nccl-interface": Signature(
-        words=("Bootstrap : no socket interface found", "Bootstrap: no socket interface found"),
+        patterns=("Bootstrap : no socket interface found", "Bootstrap: no socket interface found"),
         means="NCCL finds no network interface of the name in NCCL_SOCKET_IFNAME (E-ENV-02)",
         fix="take NCCL_SOCKET_IFNAME out of the script and out of `env`: gangline sets the right one for every host",
     ),
     # --- memory
     "gpu-memory": Signature(
-        words=(r"CUDA out of memory\. Tried to allocate (\d[0-9.]{0,9} [KMGT]iB)",),
+        patterns=(r"CUDA out of memory\. Tried to allocate (\d[0-9.]{0,9} [KMGT]iB)",),
         means="a GPU had no room for {0} more",
         fix="lower micro_batch or data.sequence_length, or set activation_checkpointing; gangline plan says what fits",
     ),
     "gpu-memory-other": Signature(
-        words=(r"torch\.OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", "HIP out of memory"),
+        patterns=(r"torch\.OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", "HIP out of memory"),
         means="a GPU had no room left",
         fix="lower micro_batch or data.sequence_length; nvidia-smi shows who else uses the card (E-GPU-02)",
     ),
     "kernel-killed": Signature(
-        words=(
+        patterns=(
             r"Memory cgroup out of memory: Killed process (\d+)",
             r"Out of memory: Killed process (\d+)",
         ),
@@ -106,7 +130,7 @@ SIGNATURES: dict[str, Signature] = {
         fix="lower micro_batch or data.sequence_length, give the host fewer `slots`, or end other programs there",
     ),
     "host-memory": Signature(
-        words=(
+        patterns=(
             "can't allocate memory: you tried to allocate",
             r"MemoryError\b",
             "Cannot allocate memory",
@@ -116,12 +140,12 @@ SIGNATURES: dict[str, Signature] = {
         fix="lower micro_batch or data.sequence_length, give the host fewer `slots`, or end other programs there",
     ),
     "loader-killed": Signature(
-        words=(r"DataLoader worker \(pid\(?s?\)? ?(\d+)[^)]{0,40}\) is killed by signal: Killed",),
+        patterns=(r"DataLoader worker \(pid\(?s?\)? ?(\d+)[^)]{0,40}\) is killed by signal: Killed",),
         means="the kernel killed process {0}, which loads data: the host ran out of memory",
         fix="fewer data loader processes in the script, or smaller batches",
     ),
     "shared-memory": Signature(
-        words=(
+        patterns=(
             "is killed by signal: Bus error",
             "unable to write to file </torch_",
             "unable to open shared memory object",
@@ -133,12 +157,12 @@ SIGNATURES: dict[str, Signature] = {
     ),
     # --- ends by a signal
     "killed": Signature(
-        words=(r"Signal 9 \(SIGKILL\) received", r"exitcode *: -9 \(", r"Killed(?=\n|$)"),
+        patterns=(r"Signal 9 \(SIGKILL\) received", r"exitcode *: -9 \(", r"Killed(?=\n|$)"),
         means="a process was killed by SIGKILL: mostly by the kernel, for memory, else by a person or a job system",
         fix="look into the kernel log of its host (sudo dmesg -T); if it was memory, lower micro_batch",
     ),
     "crashed": Signature(
-        words=(
+        patterns=(
             r"Signal 11 \(SIGSEGV\) received",
             r"Fatal Python error: Segmentation fault",
             r"Segmentation fault",
@@ -148,7 +172,7 @@ SIGNATURES: dict[str, Signature] = {
         fix="the lines above it name the library; one version of torch and driver on all hosts: gangline check",
     ),
     "hang-up": Signature(
-        words=(
+        patterns=(
             "Received 1 death signal",
             "Received Signals.SIGHUP death signal",
             r"got signal: 1(?!\d)",
@@ -158,7 +182,7 @@ SIGNATURES: dict[str, Signature] = {
         fix="start it with gangline run: it goes on without a terminal",
     ),
     "told-to-leave": Signature(
-        words=(
+        patterns=(
             "Received 15 death signal",
             "Received Signals.SIGTERM death signal",
             r"got signal: 15",
@@ -168,62 +192,62 @@ SIGNATURES: dict[str, Signature] = {
         ),
         means="it was told to end, by an order or because another part had failed",
         fix="look at what ended first",
-        is_echo=True,
+        level="echo",
     ),
     # --- disks and limits
     "no-space": Signature(
-        words=("No space left on device", r"\[Errno 28\]"),
+        patterns=("No space left on device", r"\[Errno 28\]"),
         means="a disk is full",
         fix="make room there, or set `workdir` of that host to a larger disk; gangline check --only storage",
     ),
     "quota": Signature(
-        words=("Disk quota exceeded",),
+        patterns=("Disk quota exceeded",),
         means="your quota on that file system is used up",
         fix="make room there, or set `workdir` of that host to another disk",
     ),
     "read-only": Signature(
-        words=("Read-only file system",),
+        patterns=("Read-only file system",),
         means="a file system takes no writes: it was mounted so, or its disk has failed",
         fix="look at that disk: the kernel log of the host says why (sudo dmesg -T)",
     ),
     "open-files": Signature(
-        words=("Too many open files",),
+        patterns=("Too many open files",),
         means="the process may not open more files (E-LIM-01)",
         fix="raise nofile in /etc/security/limits.conf",
     ),
     "threads": Signature(
-        words=("can't start new thread", "Resource temporarily unavailable", "pthread_create failed"),
+        patterns=("can't start new thread", "Resource temporarily unavailable", "pthread_create failed"),
         means="the host allows no more processes or threads (E-LIM-04)",
         fix="raise nproc in /etc/security/limits.conf; in a container --pids-limit",
     ),
     # --- GPUs and NCCL
     "duplicate-gpu": Signature(
-        words=(r"Duplicate GPU detected ?: rank (\d+) and rank (\d+) both on CUDA device",),
+        patterns=(r"Duplicate GPU detected ?: rank (\d+) and rank (\d+) both on CUDA device",),
         means="ranks {0} and {1} took the same GPU",
         fix="`slots` as many as GPUs, and torch.cuda.set_device(local rank) in the script",
     ),
     "nccl-versions": Signature(
-        words=("Mismatched NCCL version detected",),
+        patterns=("Mismatched NCCL version detected",),
         means="hosts have different versions of NCCL, and it refuses to start (E-SW-08)",
         fix="one torch on all hosts: NCCL comes with it",
     ),
     "driver-mismatch": Signature(
-        words=("Driver/library version mismatch",),
+        patterns=("Driver/library version mismatch",),
         means="NVIDIA's driver was upgraded under the running system: no program can use the GPUs (E-GPU-05)",
         fix="restart the host, and hold the driver's packages back",
     ),
     "driver-old": Signature(
-        words=("The NVIDIA driver on your system is too old", "CUDA driver version is insufficient"),
+        patterns=("The NVIDIA driver on your system is too old", "CUDA driver version is insufficient"),
         means="the driver is too old for this torch (E-SW-07)",
         fix="a newer driver there, or a torch for an older CUDA on all hosts",
     ),
     "no-kernels": Signature(
-        words=("no kernel image is available for execution on the device",),
+        patterns=("no kernel image is available for execution on the device",),
         means="torch has no kernels for this card (E-SW-06)",
         fix="a torch that is built for it, on all hosts: sm_120 needs one for CUDA 12.8 or newer",
     ),
     "gpu-lost": Signature(
-        words=(
+        patterns=(
             "GPU is lost",
             "has fallen off the bus",
             "CUDA error: uncorrectable ECC error",
@@ -233,55 +257,55 @@ SIGNATURES: dict[str, Signature] = {
         fix="restart the host; check power cables and slot; if it comes again, take the card out",
     ),
     "device-assert": Signature(
-        words=("device-side assert triggered",),
+        patterns=("device-side assert triggered",),
         means="an index was out of range on the GPU: mostly a token id or label beyond the model's vocabulary",
         fix="check that tokenizer and model belong together; CUDA_LAUNCH_BLOCKING=1 shows the line",
     ),
     "illegal-access": Signature(
-        words=("an illegal memory access was encountered",),
+        patterns=("an illegal memory access was encountered",),
         means="a kernel read or wrote outside its memory: a bug of a library, or a failing card",
         fix="CUDA_LAUNCH_BLOCKING=1 shows the line; if it moves from run to run, suspect the card",
     ),
     "no-gpu": Signature(
-        words=("No CUDA GPUs are available", "Torch not compiled with CUDA enabled"),
+        patterns=("No CUDA GPUs are available", "Torch not compiled with CUDA enabled"),
         means="torch sees no GPU there, or was built without CUDA (E-SW-10, E-GPU-09)",
         fix="nvidia-smi has to list the card; install torch from PyTorch's index for CUDA",
     ),
     "other-collective": Signature(
-        words=("Detected mismatch between collectives on ranks",),
+        patterns=("Detected mismatch between collectives on ranks",),
         means="ranks are in different collectives: the script does not do the same on all of them",
         fix="look for a branch on the rank, or on data, around a collective, a save or an evaluation",
     ),
     "nccl-timeout": Signature(
-        words=("Watchdog caught collective operation timeout",),
+        patterns=("Watchdog caught collective operation timeout",),
         means="this rank waited for others in a collective until its time was over",
         fix="look at the rank that is missing there, and at what ended or stood still first",
-        is_echo=True,
+        level="echo",
     ),
     "nccl-remote": Signature(
-        words=("ncclRemoteError", "remote process exited or there was a network error"),
+        patterns=("ncclRemoteError", "remote process exited or there was a network error"),
         means="this rank lost its connection to another, which has gone, or the network between them",
         fix="look at what ended first",
-        is_echo=True,
+        level="echo",
     ),
     "nccl-system": Signature(
-        words=("ncclSystemError", "unhandled system error"),
+        patterns=("ncclSystemError", "unhandled system error"),
         means="NCCL could not open a connection or get memory from the system",
         fix="NCCL_DEBUG=INFO in `env` names the call; gangline check --only network --only limits",
     ),
     # --- software that is missing or does not fit
     "no-module": Signature(
-        words=(r"ModuleNotFoundError: No module named '([\w.]{1,80})'", r"No module named ([\w.]{1,80})(?=\n|$)"),
+        patterns=(r"ModuleNotFoundError: No module named '([\w.]{1,80})'", r"No module named ([\w.]{1,80})(?=\n|$)"),
         means="the package {0} is not in the environment of that host (E-SW-01)",
         fix="install it there, the same version on all hosts; or `environment: locked` in cluster.yaml",
     ),
     "import-name": Signature(
-        words=(r"ImportError: cannot import name '(\w{1,80})' from '([\w.]{1,80})'",),
+        patterns=(r"ImportError: cannot import name '(\w{1,80})' from '([\w.]{1,80})'",),
         means="{1} has no {0}: two packages do not fit each other",
         fix="one set of versions that belong together on all hosts: gangline check --only versions",
     ),
     "no-library": Signature(
-        words=(
+        patterns=(
             r"error while loading shared libraries: ([\w.+-]{1,80})",
             r"ImportError: ([\w.+-]{1,80}): cannot open shared object file",
             r"OSError: ([\w.+-]{1,80}): cannot open shared object file",
@@ -290,28 +314,28 @@ SIGNATURES: dict[str, Signature] = {
         fix="install it there, or a torch that brings its own",
     ),
     "no-script": Signature(
-        words=(r"can't open file '([^'\n]{1,200})': \[Errno 2\]",),
+        patterns=(r"can't open file '([^'\n]{1,200})': \[Errno 2\]",),
         means="there is no {0} on that host",
         fix="write its path as seen from the folder that gangline run brings",
     ),
     "unknown-option": Signature(
-        words=(r"error: unrecognized arguments: ([^\n]{1,120})",),
+        patterns=(r"error: unrecognized arguments: ([^\n]{1,120})",),
         means="the script does not know {0}",
         fix="correct the words after -- of gangline run, or those of --resume-flag",
     ),
     "unused-weights": Signature(
-        words=("Expected to have finished reduction in the prior iteration before starting a new one",),
+        patterns=("Expected to have finished reduction in the prior iteration before starting a new one",),
         means="some weights had no part in the loss, and DDP waits for their gradients",
         fix="find_unused_parameters=True in the script, or leave these weights out",
     ),
     # --- models and data
     "weights-only": Signature(
-        words=("Weights only load failed",),
+        patterns=("Weights only load failed",),
         means="a file holds more than tensors: loading it could run code, and was refused",
         fix="use a safetensors version of the model",
     ),
     "remote-code": Signature(
-        words=(
+        patterns=(
             "requires you to execute the configuration file in that repo",
             "requires you to execute the modeling file in that repo",
         ),
@@ -319,161 +343,106 @@ SIGNATURES: dict[str, Signature] = {
         fix="a model that transformers knows; or model.trust_remote_code with a revision, if you trust its author",
     ),
     "gated": Signature(
-        words=("GatedRepoError", "You are trying to access a gated repo"),
+        patterns=("GatedRepoError", "You are trying to access a gated repo"),
         means="the model or data needs its publisher's consent",
         fix="accept its terms on its page, and set HF_TOKEN where you type gangline",
     ),
     "hub-offline": Signature(
-        words=("couldn't connect to 'https://huggingface.co'", "LocalEntryNotFoundError", "OfflineModeIsEnabled"),
+        patterns=("couldn't connect to 'https://huggingface.co'", "LocalEntryNotFoundError", "OfflineModeIsEnabled"),
         means="the host does not reach the hub, and has no copy",
         fix="put the model into a folder on this computer and name that: gangline brings it to every host",
     ),
     "other-shape": Signature(
-        words=(r"size mismatch for ([\w.]{1,200}): copying a param",),
+        patterns=(r"size mismatch for ([\w.]{1,200}): copying a param",),
         means="the weights are of another model: {0} has another shape",
         fix="let config.json and weights come from one model; or start a new run",
     ),
     "cut-weights": Signature(
-        words=("Error while deserializing header", "SafetensorError"),
+        patterns=("Error while deserializing header", "SafetensorError"),
         means="a safetensors file is cut or damaged, perhaps a download that was not finished",
         fix="fetch it once more; gangline check --same PATH compares it on all hosts",
     ),
     "not-finite": Signature(
-        words=(r"not finite in (\d+) steps in a row", r"in (\d+) rounds in a row, up to step"),
+        patterns=(r"not finite in (\d+) steps in a row", r"in (\d+) rounds in a row, up to step"),
         then="in a row",
         means="the loss or its gradient was NaN or infinite",
         fix="lower optimizer.learning_rate, set precision: bf16, or look at the samples that events.jsonl names",
     ),
     # --- ssh
     "host-key": Signature(
-        words=("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed"),
+        patterns=("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed"),
         means="the host shows another key than the pinned one: installed anew, or somebody is in between (E-ACC-03)",
         fix="compare the fingerprint on its own console; only if it is the new one: gangline init",
     ),
     "ssh-denied": Signature(
-        words=(r"Permission denied \(publickey",),
+        patterns=(r"Permission denied \(publickey",),
         means="the host refuses your ssh key (E-ACC-05)",
         fix="ssh-copy-id; a key with a passphrase has to be in your agent (ssh-add)",
     ),
     "unknown-name": Signature(
-        words=(r"Could not resolve hostname ([\w.-]{1,253})",),
+        patterns=(r"Could not resolve hostname ([\w.-]{1,253})",),
         means="nobody knows the name {0} (E-ACC-06)",
         fix="put it into ~/.ssh/config, or write its address into the cluster file",
     ),
     "no-such-host": Signature(
-        words=("Name or service not known", "Temporary failure in name resolution"),
+        patterns=("Name or service not known", "Temporary failure in name resolution"),
         means="a name of a host, or of a web site, leads nowhere from there (E-NAME-05)",
         fix="correct it in /etc/hosts or your DNS; gangline gives ranks addresses: a script must not use names",
     ),
     "ssh-closed": Signature(
-        words=(r"ssh: connect to host (\S{1,253}) port (\d+): Connection refused",),
+        patterns=(r"ssh: connect to host (\S{1,253}) port (\d+): Connection refused",),
         means="{0} is there, and no ssh server listens on its port {1} (E-ACC-07)",
         fix="there: sudo systemctl start ssh (or sshd); or set `port`",
     ),
     "ssh-silent": Signature(
-        words=(r"ssh: connect to host (\S{1,253}) port \d+: (?:Connection timed out|No route to host)",),
+        patterns=(r"ssh: connect to host (\S{1,253}) port \d+: (?:Connection timed out|No route to host)",),
         means="{0} does not answer (E-ACC-01)",
         fix="check that it is on and reachable, or take it out of the cluster file",
     ),
+    "torchrun-verdict": Signature(
+        patterns=(r"Root Cause \(first observed failure\)",),
+        means='what torchrun calls the "root cause" is the end that it saw first, often of a rank that waited',
+        fix="look at the other lines here, and at the logs of the other ranks",
+        level="noise",
+    ),
     # --- witnesses: what a rank says when another one has gone
     "gang-failed": Signature(
-        words=("told that the gang has failed elsewhere",),
+        patterns=("told that the gang has failed elsewhere",),
         means="gangline ended this rank because another one had failed",
         fix="look at what ended first",
-        is_echo=True,
+        level="echo",
     ),
     "reset": Signature(
-        words=("Connection reset by peer", "Connection closed by peer", "Broken pipe", "Connection refused"),
+        patterns=("Connection reset by peer", "Connection closed by peer", "Broken pipe", "Connection refused"),
         means="another rank or host has gone, or was not there",
         fix="look at what ended first",
-        is_echo=True,
+        level="echo",
     ),
     "waited": Signature(
-        words=(r"Timed out waiting \d+ms for (?:send|recv)",),
+        patterns=(r"Timed out waiting \d+ms for (?:send|recv)",),
         means="another rank or host stands still, or cannot be reached any more",
         fix="look at what stood still first; gangline check tries every pair",
-        is_echo=True,
+        level="echo",
     ),
     "network-gone": Signature(
-        words=(r"Read error \[[^\]\n]{1,60}\]:\d+: (?:No route to host|Connection timed out|Network is unreachable)",),
+        patterns=(
+            r"Read error \[[^\]\n]{1,60}\]:\d+: (?:No route to host|Connection timed out|Network is unreachable)",
+        ),
         means="another host cannot be reached any more",
         fix="look at that host and the network between: gangline check tries every pair",
-        is_echo=True,
+        level="echo",
     ),
     "store-gone": Signature(
-        words=("The client socket has timed out", "DistStoreError", "DistNetworkError"),
+        patterns=("The client socket has timed out", "DistStoreError", "DistNetworkError"),
         means="the place where ranks meet could not be reached, or others did not come there",
         fix="look at the head and at the hosts that are missing: gangline check tries every pair",
-        is_echo=True,
+        level="echo",
     ),
 }
 
 
-LINE_CHARS = 400
-"""Of a line that is shown."""
-
-THEN_CHARS = 3000
-"""Within so many characters after the beginning of a match its `then` stands."""
-
 _HEAD = re.compile(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])*(?![*?{])")
 """The plain characters with which a regular expression begins; the last one is not optional."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """Known words that stand in a text."""
-
-    id: str
-    means: str
-    fix: str
-    is_echo: bool
-    line: str
-    """The line in which they stand first."""
-    number: int
-    """Of that line, from 1."""
-    times: int
-    """In how many lines they stand."""
-
-
-def recognise(text: str, *, host: str = "the host") -> list[Sighting]:
-    """Known words in a text, in the order in which they stand there first. A line tells one thing: of several
-    signatures that fit, the first in the table.
-    """
-    starts = [0, *(match.end() for match in re.finditer("\n", text))]
-    taken: set[int] = set()
-    found = []
-    for name, signature in SIGNATURES.items():
-        place: tuple[int, re.Match[str]] | None = None
-        times = 0
-        for match in matches(signature, text):
-            first, last = (bisect.bisect_right(starts, at) - 1 for at in (match.start(), match.end() - 1))
-            if first not in taken:
-                times += 1
-                place = min(place or (first, match), (first, match), key=lambda each: each[0])
-                taken.update(range(first, last + 1))
-        if place is not None:
-            number, match = place
-            end = starts[number + 1] if number + 1 < len(starts) else len(text)
-            found.append(
-                Sighting(
-                    id=name,
-                    means=_filled(signature.means, match, host),
-                    fix=_filled(signature.fix, match, host),
-                    is_echo=signature.is_echo,
-                    line=text[starts[number] : end].strip()[:LINE_CHARS],
-                    number=number + 1,
-                    times=times,
-                )
-            )
-    return sorted(found, key=lambda sighting: sighting.number)
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def verdict(text: str, *, host: str) -> tuple[str, str] | None:
@@ -481,7 +450,7 @@ def verdict(text: str, *, host: str) -> tuple[str, str] | None:
     for signature in SIGNATURES.values():
         if signature.is_verdict:
             for match in matches(signature, text):
-                return _filled(signature.means, match, host), _filled(signature.fix, match, host)
+                return filled(signature.means, match, host), filled(signature.fix, match, host)
     return None
 
 
@@ -491,9 +460,9 @@ def is_witness(text: str) -> bool:
 
 
 def matches(signature: Signature, text: str) -> Iterator[re.Match[str]]:
-    """Every match of every word. Most texts have few heads, and a search for plain characters is 20 times faster."""
-    for word in signature.words:
-        expression, head, at, then_at = re.compile(word, re.DOTALL), head_of(word), 0, -1
+    """Every match of every pattern. Most texts have few heads, and a search for plain characters is 20 times faster."""
+    for pattern in signature.patterns:
+        expression, head, at, then_at = re.compile(pattern, re.DOTALL), head_of(pattern), 0, -1
         while (at := text.find(head, at)) >= 0:
             if then_at < at and (then_at := text.find(signature.then, at)) < 0:
                 break
@@ -507,68 +476,12 @@ def matches(signature: Signature, text: str) -> Iterator[re.Match[str]]:
 
 
 @functools.cache
-def head_of(word: str) -> str:
+def head_of(pattern: str) -> str:
     """The plain characters with which every match of a regular expression begins."""
-    found = _HEAD.match(word)
+    found = _HEAD.match(pattern)
     return re.sub(r"\\(.)", r"\1", found.group()) if found else ""
 
 
-def _filled(words: str, match: re.Match[str], host: str) -> str:
+def filled(words: str, match: re.Match[str], host: str) -> str:
+    """A text of a signature with the groups of a match in it."""
     return words.format(*match.groups(), host=host)
-
-
-# How far the failure of a rank is from being the cause. Pure.
-
-
-ECHOES = 2
-"""Weight from which a failure is no cause any more."""
-
-ORDERED = 3
-"""Weight of an end that an order or torchrun brought about."""
-
-Failure = Mapping[str, Any]
-"""How one rank ended, as its host agent says (HostStatus.failures)."""
-
-
-def weight(failure: Failure) -> int:
-    """How far a failure is from being the cause; time decides among equals.
-
-    0: an error of its own, or a signal from outside. 1: an exit that nobody explained. 2: an echo of another's end.
-    3: torchrun or an order ended it.
-    """
-    code = failure["exit"]
-    if failure["error"] is not None:
-        return ECHOES if is_echo(failure["error"]) else 0
-    if failure["ordered"] or code == -signal.SIGTERM or code is None:
-        return ORDERED
-    return 0 if code < 0 else 1
-
-
-def is_echo(error: Mapping[str, Any]) -> bool:
-    """Whether an error only tells that another rank has gone."""
-    return is_witness(f"{error.get('what', '')}\n{error.get('seen', '')}")
-
-
-# The verdict that torchrun prints when it ends: it is not believed, and not shown as a cause.
-
-
-VERDICT = "Root Cause (first observed failure)"
-LEFT_OUT = (
-    'what torchrun calls the "root cause" is left out: it is the end that it saw first, often of a rank that waited'
-)
-_FENCE = re.compile(r"={20,}\s*$")
-
-
-def without_verdict(lines: Sequence[str]) -> list[str]:
-    """Lines of torchrun's output without its verdict, which ends at a line of equals signs; a line says so instead."""
-    kept: list[str] = []
-    inside = False
-    for line in lines:
-        if VERDICT in line:
-            inside = True
-            kept.append(LEFT_OUT)
-        elif inside and _FENCE.search(line):
-            inside = False
-        elif not inside:
-            kept.append(line)
-    return kept

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gangline.diagnose.signatures import LEFT_OUT, LINE_CHARS, VERDICT, Sighting, recognise, without_verdict
-from gangline.errors import UsageError
+from gangline.diagnose.log_search import Sighting, recognise
+from gangline.diagnose.rank_ends import without_verdict
 from gangline.report.run_history import Attempt, RankEnd, RunHistory, event_rows, next_step, rank0_rows
-from gangline.report.text_table import clean, last_shown
+from gangline.report.text_table import clean
 from gangline.runs.registry import NEVER_STARTED
 from gangline.units import listed
 
@@ -129,11 +127,12 @@ def _cause(run_id: str, attempt: Attempt, error: Mapping[str, Any], *, is_follow
 
 
 def _known(error: Mapping[str, Any]) -> Sighting | None:
-    """The known error in the evidence, unless the cause says the same."""
+    """The known failure in the evidence, unless the cause says the same."""
     said = [str(error.get("what", "")), *str(error.get("seen", "")).splitlines(), *_tail(error)]
     host = str(error.get("host") or "the host")
-    own = [sighting for sighting in recognise("\n".join(map(clean, said)), host=host) if not sighting.is_echo]
-    return own[0] if own and own[0].means not in str(error.get("what", "")) else None
+    seen = recognise("\n".join(map(clean, said)), host=host)
+    own = min((each for each in seen if each.level in {"cause", "symptom"}), key=lambda each: each.order, default=None)
+    return own if own and own.means not in str(error.get("what", "")) else None
 
 
 def _tail(error: Mapping[str, Any]) -> list[str]:
@@ -258,114 +257,3 @@ def _middle_out(lines: Sequence[str], most: int) -> list[str]:
     first = most // 4
     left_out = len(lines) - most + 1
     return [*lines[:first], f"... {left_out} lines ...", *lines[len(lines) - (most - first - 1) :]]
-
-
-# The known errors in a log file: causes first, then echoes.
-
-
-LIMIT_BYTES = 32 << 20
-"""Only the end of a larger file is read."""
-
-_RAISED = re.compile(
-    r"(?:\[?\w{1,20}\]?:? {0,4})?((?:\w{1,60}\.){0,8}\w{0,60}(?:Error|Exception|Interrupt)\b[^\n]{0,400})"
-)
-"""The last line of a traceback, with what torchrun puts before it. Bounded: a log may be one line of megabytes."""
-_RAISED_WORDS = ("Error", "Exception", "Interrupt")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogReport:
-    """The known errors in a log."""
-
-    name: str
-    lines: int
-    skipped_lines: int
-    """Lines at its beginning that were not read."""
-    found: tuple[Sighting, ...]
-    """Causes in their order in the log, then echoes."""
-    has_verdict: bool
-    """It has a "root cause" of torchrun."""
-    raised: str | None
-    """The last error in it, where it has no known error."""
-
-
-def read_log(path: Path) -> LogReport:
-    """Find known errors in a log file; raises UsageError for one that cannot be read."""
-    try:
-        data, skipped_lines = _end_of(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read", seen=str(error.strerror), fix="name a log file, or a run") from error
-    lines = [clean(last_shown(line)) for line in data.decode("utf-8", "replace").split("\n")]
-    text = "\n".join(lines)
-    found = sorted(recognise(text), key=lambda sighting: sighting.is_echo)
-    return LogReport(
-        name=str(path),
-        lines=skipped_lines + text.count("\n") + (not text.endswith("\n") and bool(text)),
-        skipped_lines=skipped_lines,
-        found=tuple(found),
-        has_verdict=VERDICT in text,
-        raised=None if found else _last_error(lines),
-    )
-
-
-def _last_error(lines: Sequence[str]) -> str | None:
-    for line in reversed(lines):
-        # most lines have none of the words, and the expression takes 20 times as long to find that out
-        if any(word in line for word in _RAISED_WORDS) and (raised := _RAISED.match(line)):
-            return raised[1][:LINE_CHARS]
-    return None
-
-
-def log_lines(report: LogReport) -> list[str]:
-    """The report for people."""
-    unread = f", of which the first {report.skipped_lines:,} were not read" if report.skipped_lines else ""
-    rows = [f"{report.name}: {report.lines:,} lines{unread}"]
-    if not report.found:
-        rows.append("nothing in it is known to gangline")
-        rows += [f"the last error in it: {report.raised}"] if report.raised else []
-    elif all(sighting.is_echo for sighting in report.found):
-        rows.append("only echoes: this is what a rank says when another has gone; look into the logs of the others")
-    for sighting in report.found:
-        rows += ["", *_sighting_lines(sighting, report.skipped_lines)]
-    return [clean(row) for row in [*rows, *(["", f"note: {LEFT_OUT}"] if report.has_verdict else [])]]
-
-
-def log_json(report: LogReport) -> dict[str, Any]:
-    """The report for programs."""
-    rows = [
-        {
-            "id": sighting.id,
-            "line": sighting.number + report.skipped_lines,
-            "text": sighting.line,
-            "times": sighting.times,
-            "means": sighting.means,
-            "fix": sighting.fix,
-            "is_echo": sighting.is_echo,
-        }
-        for sighting in report.found
-    ]
-    return {"file": report.name, "lines": report.lines, "found": rows, "last_error": report.raised}
-
-
-def _sighting_lines(sighting: Sighting, skipped_lines: int) -> list[str]:
-    times = f", {sighting.times} times" if sighting.times > 1 else ""
-    kind = "echo" if sighting.is_echo else "cause"
-    return [
-        f"{kind}  line {sighting.number + skipped_lines:,}{times}: {sighting.line}",
-        f"  means  {sighting.means}",
-        f"  fix    {sighting.fix}",
-    ]
-
-
-def _end_of(path: Path) -> tuple[bytes, int]:
-    """The end of a file from the beginning of a line, and how many lines are before it."""
-    skipped_lines = 0
-    with path.open("rb") as stream:
-        ahead = max(0, path.stat().st_size - LIMIT_BYTES)
-        while ahead > 0 and (piece := stream.read(min(ahead, 1 << 20))):
-            skipped_lines += piece.count(b"\n")
-            ahead -= len(piece)
-            if ahead == 0 and not piece.endswith(b"\n"):
-                stream.readline(LIMIT_BYTES)
-                skipped_lines += 1
-        return stream.read(LIMIT_BYTES), skipped_lines

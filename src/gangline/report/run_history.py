@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from gangline.diagnose.signatures import ECHOES, ORDERED, signal_name, weight
+from gangline.diagnose.rank_ends import ECHOES, ORDERED, signal_name, weight
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable
 from gangline.report.follow import View
 from gangline.report.text_table import age, table
@@ -39,7 +39,7 @@ class RankEnd:
     rank: int
     what: str
     weight: int
-    """How far it is from being the cause (see `gangline.diagnose.signatures`)."""
+    """How far it is from being the cause (see `gangline.diagnose.rank_ends`)."""
     ordered: bool
     """It had the order to end."""
     exit: int | None

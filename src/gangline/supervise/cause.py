@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gangline.diagnose.signatures import ECHOES, Failure, signal_name, verdict, weight
+from gangline.diagnose.rank_ends import ECHOES, Failure, signal_name, weight
+from gangline.diagnose.signatures import verdict
 from gangline.errors import BadState, RunFailed
 from gangline.launch.backend import HostStatus, LaunchRequest
 from gangline.runs.state import iso

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from gangline.diagnose.signatures import Failure
+from gangline.diagnose.rank_ends import Failure
 from gangline.errors import CheckpointError, GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import HostStatus, LaunchRequest, Leftover, SupervisorCommand
 from gangline.runs.checkpoints import part_folder, step_folder

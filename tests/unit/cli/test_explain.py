@@ -67,7 +67,7 @@ def test_a_finding(run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_log_file(run: RunLayout, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.log").write_text(f"step 1\n{LINES['no-space']}\n", encoding="utf-8")
     assert main(["explain", "train.log"]) == 0
-    assert "  means  a disk is full" in capsys.readouterr().out
+    assert "cause    a disk is full" in capsys.readouterr().out
     assert main(["explain", "./train.log", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["found"][0]["id"] == "no-space"
 
@@ -82,7 +82,9 @@ def test_a_file_of_the_name_of_a_run_does_not_hide_the_run(
     assert "nothing in it is known" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("word", "says"), [("no/such.log", "is not a file"), ("bold-bear-1", "no such run")])
+@pytest.mark.parametrize(
+    ("word", "says"), [("no/such.log", "is neither a file nor a folder"), ("bold-bear-1", "no such run")]
+)
 def test_what_is_nothing_is_a_usage_error(
     run: RunLayout, capsys: pytest.CaptureFixture[str], word: str, says: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 LINES = {
     "gang-failed": "rank 2: it was told that the gang has failed elsewhere, and left",
+    "torchrun-verdict": "Root Cause (first observed failure):",
     "mesh-loopback": "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:152] Connection refused, remote=[127.0.1.1]:18864$0",
     "mesh": "RuntimeError: Gloo connectFullMesh failed with timed out connecting: SO_ERROR: Connection timed out, remote=[10.77.0.10]:51116$1",
     "port-taken": "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",

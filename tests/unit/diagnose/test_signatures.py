@@ -7,19 +7,8 @@ import re
 import pytest
 
 from gangline.checks.judge import FAMILIES
-from gangline.diagnose.signatures import (
-    ECHOES,
-    LINE_CHARS,
-    ORDERED,
-    SIGNATURES,
-    head_of,
-    is_echo,
-    is_witness,
-    matches,
-    recognise,
-    verdict,
-    weight,
-)
+from gangline.diagnose.log_search import LINE_CHARS, recognise
+from gangline.diagnose.signatures import SIGNATURES, head_of, is_witness, matches, verdict
 from tests.unit.diagnose.lines import LINES
 
 
@@ -40,7 +29,7 @@ def test_a_real_line_is_recognised_as_what_it_is(name: str) -> None:
 
 def test_all_words_of_a_signature_have_the_groups_that_its_texts_need() -> None:
     for name, signature in SIGNATURES.items():
-        counts = {re.compile(word).groups for word in signature.words}
+        counts = {re.compile(pattern).groups for pattern in signature.patterns}
         assert len(counts) == 1, name
         filled = (signature.means + signature.fix).format(*["x"] * counts.pop(), host="pc1")
         assert "{" not in filled
@@ -96,13 +85,13 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_search_for_plain_characters_first_finds_what_the_expressions_find(name: str) -> None:
     for signature in SIGNATURES.values():
-        plainly = [found for word in signature.words for found in re.finditer(word, TEXTS[name], re.DOTALL)]
+        plainly = [found for pattern in signature.patterns for found in re.finditer(pattern, TEXTS[name], re.DOTALL)]
         assert [match.span() for match in matches(signature, TEXTS[name])] == [match.span() for match in plainly]
 
 
 def test_every_expression_begins_with_plain_characters() -> None:
-    heads = {word: head_of(word) for signature in SIGNATURES.values() for word in signature.words}
-    assert {word: head for word, head in heads.items() if len(head) < 3} == {}
+    heads = {pattern: head_of(pattern) for signature in SIGNATURES.values() for pattern in signature.patterns}
+    assert {pattern: head for pattern, head in heads.items() if len(head) < 3} == {}
     assert head_of(r"exitcode *: -9 \(") == "exitcode"
     assert head_of(r"Signal 9 \(SIGKILL\) received") == "Signal 9 (SIGKILL) received"
     assert head_of(r"a(b|c)") == "a"
@@ -121,29 +110,3 @@ def test_a_verdict_needs_words_that_are_the_whole_cause() -> None:
     what, fix = verdict(LINES["mesh-loopback"], host="pc1") or ("", "")
     assert what.startswith("another rank gave 127.0.1.1")
     assert "GLOO_SOCKET_IFNAME" in fix
-
-
-def failure(*, code: int | None = 1, ordered: bool = False, what: str | None = None) -> dict[str, object]:
-    return {"exit": code, "ordered": ordered, "error": None if what is None else {"what": what, "seen": ""}}
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (failure(what="row 7 is empty"), 0),
-        (failure(code=-9), 0),
-        (failure(code=3), 1),
-        (failure(what=LINES["reset"]), ECHOES),
-        (failure(what=LINES["nccl-timeout"]), ECHOES),
-        (failure(code=-15), ORDERED),
-        (failure(code=None), ORDERED),
-        (failure(code=-9, ordered=True), ORDERED),
-    ],
-)
-def test_the_weight_of_a_failure_is_its_distance_from_the_cause(found: dict[str, object], expected: int) -> None:
-    assert weight(found) == expected
-
-
-def test_an_echo_may_stand_in_the_evidence() -> None:
-    assert is_echo({"what": "RuntimeError", "seen": LINES["waited"]})
-    assert not is_echo({"what": "RuntimeError"})

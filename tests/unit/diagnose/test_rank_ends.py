@@ -1,8 +1,11 @@
-"""What torchrun calls the root cause is not shown as one."""
+"""Ends of ranks: causes are told from echoes, and what torchrun calls the root cause is not shown as one."""
 
 from __future__ import annotations
 
-from gangline.diagnose.signatures import LEFT_OUT, without_verdict
+import pytest
+
+from gangline.diagnose.rank_ends import ECHOES, LEFT_OUT, ORDERED, is_echo, weight, without_verdict
+from tests.unit.diagnose.lines import LINES
 
 CONSOLE = """\
 E1121 22:31:07 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1) local_rank: 0 (pid: 70)
@@ -39,3 +42,29 @@ def test_a_verdict_that_is_cut_off_is_taken_out_to_the_end() -> None:
 def test_other_lines_are_as_they_were() -> None:
     lines = ["=" * 60, "step 1", "=" * 60]
     assert without_verdict(lines) == lines
+
+
+def failure(*, code: int | None = 1, ordered: bool = False, what: str | None = None) -> dict[str, object]:
+    return {"exit": code, "ordered": ordered, "error": None if what is None else {"what": what, "seen": ""}}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (failure(what="row 7 is empty"), 0),
+        (failure(code=-9), 0),
+        (failure(code=3), 1),
+        (failure(what=LINES["reset"]), ECHOES),
+        (failure(what=LINES["nccl-timeout"]), ECHOES),
+        (failure(code=-15), ORDERED),
+        (failure(code=None), ORDERED),
+        (failure(code=-9, ordered=True), ORDERED),
+    ],
+)
+def test_the_weight_of_a_failure_is_its_distance_from_the_cause(found: dict[str, object], expected: int) -> None:
+    assert weight(found) == expected
+
+
+def test_an_echo_may_stand_in_the_evidence() -> None:
+    assert is_echo({"what": "RuntimeError", "seen": LINES["waited"]})
+    assert not is_echo({"what": "RuntimeError"})

@@ -1,0 +1,281 @@
+"""Finding known failures in logs of any size, and the errors in them that nobody knows. Pure.
+
+A log is read once, in pieces. Lines that differ in digits only are looked at once: which known words stand in such a
+line. Patterns are tried only in lines that have a word of theirs, and in the lines below where they go over several.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gangline.diagnose.corpus import known_failures
+from gangline.diagnose.signatures import LEVELS, THEN_CHARS, Level, Signature, filled, head_of
+
+LINE_CHARS = 400
+"""Of a line that is shown."""
+MOST_RAISED = 5
+"""Errors that nobody knows which are kept: the last ones."""
+
+_AHEAD = 40
+"""Lines that a match may reach beyond the line in which it begins."""
+_WINDOW = 16 << 10
+"""Bytes of a line, or of lines together, in which a pattern is tried at a time."""
+_MOST_SHAPES, _MOST_SHAPE_BYTES = 100_000, 2_000
+"""How many kinds of lines are remembered, and of which length."""
+
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_WORD = re.compile(rb"[A-Za-z]{4,}")
+_COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        "error Error failed Failed with from that this have been cannot could while when file line rank warning "
+        "RuntimeError ValueError TypeError OSError ImportError AssertionError Exception WARN WARNING",
+    )
+)
+"""Words that say little: a pattern is looked up by another one, if it has one."""
+_ESCAPED = re.compile(r"\\[^snWD]")
+_ENDS = re.compile(r"\\[snWD]")
+_CLASS = re.compile(r"\[(\^?)((?:\\.|[^\]])*)\]")
+_SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-_])")
+_RAISED = re.compile(
+    rb"(?<![\w.])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]?\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::|(?=\s*$))[^\n]{0,2000})"
+)
+"""An exception as the last line of a traceback has it, whatever a launcher put before it. Bounded."""
+_WARNED = re.compile(rb"(?<!NCCL )\bWARN(?:ING)?\b|\bwarning:|\w{0,40}Warning: |^\[?W\d{4}[ \]]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A known failure whose words stand in a log."""
+
+    id: str
+    level: Level
+    means: str
+    fix: str
+    confirm: str
+    line: str
+    """The line in which they stand first."""
+    number: int
+    """Of that line, from 1."""
+    times: int
+    """In how many lines they stand."""
+    is_warned: bool
+    """That line calls itself a warning."""
+
+    @property
+    def is_echo(self) -> bool:
+        """Another rank or host has gone, says the line."""
+        return self.level == "echo"
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """Sorts sightings of one log: causes first, then in the order of the log, warnings later."""
+        return (LEVELS.index(self.level), self.is_warned, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedLine:
+    """An exception in a log, with the number of its line."""
+
+    text: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    id: str
+    signature: Signature
+    expression: re.Pattern[str]
+    head: str
+    """The plain characters with which it begins."""
+    level: int
+    spans: bool
+    """A match may go over several lines."""
+
+
+class LogSearch:
+    """Searches one log, piece by piece: `feed` it, then `finish`; what it found is there from then on."""
+
+    def __init__(self, *, host: str = "the host", known: Mapping[str, Signature] | None = None) -> None:
+        self.lines = 0
+        """How many there were."""
+        self.raised: deque[RaisedLine] = deque(maxlen=MOST_RAISED)
+        """The last exceptions in lines that are not known, oldest first."""
+        self._host = host
+        self._index = _whole_index() if known is None else _index(known)
+        self._shapes: dict[bytes, tuple[tuple[_Pattern, ...], bool]] = {}
+        self._begun: list[bytes] = []
+        self._rest = b""
+        self._found: dict[str, Sighting] = {}
+        self._taken = 0
+        """The last line of a match over several lines."""
+
+    def feed(self, piece: bytes) -> None:
+        """Search the next piece of the log; it may end within a line."""
+        lines = (self._rest + piece).split(b"\n")
+        self._rest = lines.pop()
+        self._begun += lines
+        if len(self._begun) > _AHEAD:
+            self._search(len(self._begun) - _AHEAD)
+
+    def finish(self) -> list[Sighting]:
+        """The log has ended. Its known failures: causes first, then symptoms, echoes and what is harmless."""
+        if self._rest:
+            self._begun.append(self._rest)
+            self._rest = b""
+        self._search(len(self._begun))
+        return sorted(self._found.values(), key=lambda each: each.order)
+
+    def _search(self, count: int) -> None:
+        lines, shapes, before = self._begun, self._shapes, self.lines
+        for at in range(count):
+            line = lines[at]
+            if b"\x1b" in line or b"\r" in line:
+                line = lines[at] = _as_shown(line)
+            shape = line.translate(_DIGITS)
+            patterns = shapes.get(shape)
+            if patterns is None:
+                patterns = self._learn(shape)
+            if patterns[0] or patterns[1]:
+                self._look(at, before + at + 1, *patterns)
+        del lines[:count]
+        self.lines = before + count
+
+    def _learn(self, shape: bytes) -> tuple[tuple[_Pattern, ...], bool]:
+        """The patterns that may match lines of this kind, and whether they may tell of an exception."""
+        hits = self._index.keys() & set(_WORD.findall(shape))
+        patterns = tuple(pattern for word in hits for pattern in self._index[word])
+        learned = (patterns, any(word in shape for word in (b"Error", b"Exception", b"Interrupt", b"Exit")))
+        if len(shape) <= _MOST_SHAPE_BYTES:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[shape] = learned
+        return learned
+
+    def _look(self, at: int, number: int, patterns: Sequence[_Pattern], may_raise: bool) -> None:
+        """Try patterns in a line; of those that match, the most exact counts. number: of the line, from 1."""
+        if number <= self._taken:
+            return
+        line = self._begun[at]
+        text = line.decode("utf-8", "replace")
+        best: tuple[int, int, _Pattern, re.Match[str]] | None = None
+        for pattern in patterns:
+            if pattern.head in text and (best is None or pattern.level <= best[0]):
+                match = _first_match(pattern, self._below(at, text) if pattern.spans else text, len(text))
+                if match is not None and (best is None or (pattern.level, match.start() - match.end()) < best[:2]):
+                    best = (pattern.level, match.start() - match.end(), pattern, match)
+        if best is not None:
+            *_, pattern, match = best
+            self._taken = number + match.group().count("\n")
+            self._note(pattern, match, number, line)
+        elif may_raise and (raised := _RAISED.search(line[:_WINDOW])):
+            self.raised.append(RaisedLine(raised[1].decode("utf-8", "replace").strip(), number))
+
+    def _below(self, at: int, text: str) -> str:
+        """A line with those below it."""
+        room, below = THEN_CHARS, at + 1
+        while room > 0 and below < min(at + _AHEAD, len(self._begun)):
+            room -= len(self._begun[below]) + 1
+            below += 1
+        more = b"\n".join(self._begun[at + 1 : below]).decode("utf-8", "replace")
+        return f"{text}\n{more[:THEN_CHARS]}"
+
+    def _note(self, pattern: _Pattern, match: re.Match[str], number: int, line: bytes) -> None:
+        before = self._found.get(pattern.id)
+        times = 1 if before is None else before.times + 1
+        is_warned = _WARNED.search(line) is not None
+        if before is not None and before.is_warned <= is_warned:
+            self._found[pattern.id] = replace(before, times=times)
+            return
+        signature = pattern.signature
+        self._found[pattern.id] = Sighting(
+            id=pattern.id,
+            level=signature.level,
+            means=filled(signature.means, match, self._host),
+            fix=filled(signature.fix, match, self._host),
+            confirm=filled(signature.confirm, match, self._host),
+            line=_shown(match),
+            number=number,
+            times=times,
+            is_warned=is_warned,
+        )
+
+
+def recognise(text: str, *, host: str = "the host") -> list[Sighting]:
+    """Known failures in a text, in the order in which they stand there first. A line tells one thing."""
+    search = LogSearch(host=host)
+    search.feed(text.encode("utf-8", "replace"))
+    return sorted(search.finish(), key=lambda each: each.number)
+
+
+def index_word(words: str) -> str:
+    """The word by which a pattern is looked up: the longest of its beginning that says something; "" if it has none."""
+    head = head_of(words)
+    found = [match.group() for match in re.finditer(r"[A-Za-z]{4,}", head) if _is_whole(words, head, match.end())]
+    telling = [word for word in found if word not in _COMMON] or found
+    return max(telling, key=len, default="")
+
+
+def _is_whole(words: str, head: str, end: int) -> bool:
+    """Whether a word of the beginning ends there in every match."""
+    if end < len(head):
+        return True
+    rest = words[len(re.escape(head)) :] if words.startswith(re.escape(head)) else words[len(head) :]
+    return not rest or not re.match(r"[\w(\[.]|\\[wSDpx]", rest) or rest.startswith(("(?=", "(?!"))
+
+
+@functools.cache
+def _whole_index() -> Mapping[bytes, tuple[_Pattern, ...]]:
+    return _index(known_failures())
+
+
+def _index(known: Mapping[str, Signature]) -> Mapping[bytes, tuple[_Pattern, ...]]:
+    """All patterns by the word under which they are looked up."""
+    index: dict[bytes, tuple[_Pattern, ...]] = {}
+    for name, signature in known.items():
+        level = LEVELS.index(signature.level)
+        for words in signature.patterns:
+            word, expression = index_word(words).encode(), re.compile(words, re.DOTALL)
+            pattern = _Pattern(name, signature, expression, head_of(words), level, _may_span(words))
+            index[word] = (*index.get(word, ()), pattern)
+    return {word: tuple(sorted(patterns, key=lambda each: each.level)) for word, patterns in index.items()}
+
+
+def _may_span(words: str) -> bool:
+    """Whether a match may go over the end of a line: a dot matches it, too."""
+    bare = _CLASS.sub(lambda each: "." if bool(each[1]) != bool(_ENDS.search(each[2])) else "", _ESCAPED.sub("", words))
+    return "." in bare or _ENDS.search(bare) is not None
+
+
+def _first_match(pattern: _Pattern, text: str, length: int) -> re.Match[str] | None:
+    """The first match that begins in the first line of a text. length: of that line."""
+    at, then, then_at = -1, pattern.signature.then, -1
+    while 0 <= (at := text.find(pattern.head, at + 1)) < length:
+        if then:
+            if then_at < at and (then_at := text.find(then, at)) < 0:
+                return None
+            if then_at - at > THEN_CHARS:
+                at = then_at - THEN_CHARS - 1
+                continue
+        if (match := pattern.expression.match(text, at, at + _WINDOW)) is not None:
+            return match
+    return None
+
+
+def _shown(match: re.Match[str]) -> str:
+    """The line in which a match begins, or the part of a long one."""
+    text, at = match.string, match.start()
+    begin = text.rfind("\n", 0, at) + 1
+    end = text.find("\n", at)
+    if at - begin > LINE_CHARS // 2:
+        begin = at - LINE_CHARS // 4
+    return text[begin : None if end < 0 else end].strip()[:LINE_CHARS]
+
+
+def _as_shown(line: bytes) -> bytes:
+    """A line without colours and titles; of a progress bar, what a terminal shows in the end."""
+    return _SEQUENCE.sub(b"", line).rstrip(b"\r").rpartition(b"\r")[2]

@@ -1,0 +1,126 @@
+"""The families of known failures: every row is well made, knows a log that it was not written from, and nothing alike."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from gangline.checks.judge import FAMILIES
+from gangline.diagnose.corpus import RANKS, families, known_failures
+from gangline.diagnose.log_search import LogSearch, Sighting, index_word
+from gangline.diagnose.signatures import LEVELS, Signature, matches
+from tests.unit.diagnose.excerpts import excerpts
+from tests.unit.test_house_rules import BANNED_TEXT
+
+ROWS = [(family, name) for family, rows in families().items() if family != RANKS for name in rows]
+BLAMED = {
+    "this rank", "another rank", "network", "host", "script", "data", "software", "outside", "nobody",
+}  # fmt: skip
+HARMFUL = (
+    *BANNED_TEXT, r"systemctl (stop|disable) (firewalld|ufw)", r"iptables -F", r"setenforce 0", r"SELINUX=disabled",
+    r"--break-system-packages", r"sudo pip", r"pkill -9", r"killall", r"kill -9 -1", r"rm -rf /(?!\S)", r"verify ?= ?False",
+    r"CURL_CA_BUNDLE=[\"']?[\"' ]", r"GIT_SSL_NO_VERIFY", r"http\.sslVerify", r"--trusted-host", r"--privileged", r"NCCL_TIMEOUT",
+    r"PYTHONHTTPSVERIFY", r"PermitRootLogin yes", r"PasswordAuthentication yes", r"dd if=", r"mkfs", r"hdparm",
+    r"overcommit_memory ?= ?1", r"drop_caches", r"KMP_DUPLICATE_LIB_OK", r"nvidia-smi --gpu-reset", r"swapoff -a", r"ALLOW_UNSAFE",
+    r"--force-reinstall --no-deps", r"ignore_mismatched_sizes ?= ?True", r"trust_remote_code ?= ?True(?!.{0,80}revision)",
+    r"NVIDIA-Linux\S*\.run", r"chown -R \S+ /(?!\S)",
+)  # fmt: skip
+"""Advice that does harm: no `fix` may give it."""
+UNBOUNDED = re.compile(r"(?<!\\)(?:\.|\]|\))(?:[*+](?!\d)|\{\d*,\})")
+"""A repetition of anything, of a class or of a group, without an upper bound."""
+
+
+def row(name: str) -> Signature:
+    return known_failures()[name]
+
+
+def found_in(text: str) -> list[Sighting]:
+    search = LogSearch()
+    search.feed(text.encode())
+    return search.finish()
+
+
+def test_ids_are_unique_and_written_alike() -> None:
+    names = [name for rows in families().values() for name in rows]
+    assert sorted(names) == sorted(set(names))
+    assert [name for name in names if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)] == []
+
+
+def test_every_family_has_its_excerpts_and_every_excerpt_its_row() -> None:
+    assert {(family, name) for family, rows in excerpts().items() for name in rows} == set(ROWS)
+
+
+@pytest.mark.parametrize(("family", "name"), ROWS)
+def test_a_row_is_well_made(family: str, name: str) -> None:
+    signature = row(name)
+    assert signature.level in LEVELS
+    assert signature.blames in BLAMED
+    assert signature.sources
+    assert all(re.match(r"https?://\S+$", source) for source in signature.sources)
+    assert {re.compile(pattern).groups for pattern in signature.patterns} == {re.compile(signature.patterns[0]).groups}
+    for pattern in signature.patterns:
+        assert len(index_word(pattern)) >= 4, f"{pattern} begins with no whole word of four letters"
+        assert not UNBOUNDED.search(pattern), f"{pattern} repeats without a bound"
+    groups = ["x"] * re.compile(signature.patterns[0]).groups
+    for text in (signature.means, signature.fix, signature.confirm):
+        assert "{" not in text.format(*groups, host="pc1")
+    assert signature.means
+    assert signature.fix
+    assert not signature.means.endswith(".")
+
+
+@pytest.mark.parametrize(("family", "name"), ROWS)
+def test_a_real_excerpt_is_explained_by_its_row_first(family: str, name: str) -> None:
+    seen = excerpts()[family][name]["seen"]
+    assert [each.id for each in found_in(seen)][:1] == [name]
+
+
+@pytest.mark.parametrize(("family", "name"), ROWS)
+def test_what_looks_alike_is_not_taken_for_it(family: str, name: str) -> None:
+    assert name not in [each.id for each in found_in(excerpts()[family][name]["near"])]
+
+
+@pytest.mark.parametrize("name", sorted(known_failures()))
+def test_no_row_gives_harmful_advice(name: str) -> None:
+    advice = f"{row(name).fix}\n{row(name).confirm}"
+    assert [each for each in HARMFUL if re.search(each, advice)] == []
+
+
+def test_harmful_advice_would_be_found() -> None:
+    assert len(HARMFUL) >= 40
+    assert any(re.search(each, "chmod -R " + "777 folder") for each in HARMFUL)
+    assert any(re.search(each, "weights_only" + "=False") for each in HARMFUL)
+
+
+def test_findings_that_rows_name_exist() -> None:
+    rules = {rule.id for family in FAMILIES.built_in.values() for rule in family}
+    for name, signature in known_failures().items():
+        named = set(re.findall(r"E-[A-Z]+-\d+", signature.means + signature.fix + signature.confirm))
+        assert named <= rules, name
+
+
+def test_what_the_search_by_words_finds_is_what_all_patterns_find() -> None:
+    for rows in excerpts().values():
+        for excerpt in rows.values():
+            for text in (excerpt["seen"], excerpt["near"]):
+                plainly = {name for name, each in known_failures().items() if any(True for _ in matches(each, text))}
+                assert {each.id for each in found_in(text)} <= plainly
+                assert bool(found_in(text)) == bool(plainly), text
+
+
+def test_logs_with_random_damage_are_read() -> None:
+    """Cut, doubled and mixed excerpts with bytes that are no text: whatever is found is a known failure."""
+    dice = random.Random(0)
+    texts = [excerpt["seen"].encode() for rows in excerpts().values() for excerpt in rows.values()]
+    for _ in range(300):
+        first, second = dice.choice(texts), dice.choice(texts)
+        log = bytearray(
+            first[: dice.randrange(len(first) + 1)] + second[dice.randrange(len(second)) :] * dice.randrange(3)
+        )
+        for _ in range(dice.randrange(4) if log else 0):
+            log[dice.randrange(len(log))] = dice.randrange(256)
+        search = LogSearch()
+        search.feed(bytes(log))
+        assert {each.id for each in search.finish()} <= set(known_failures())
