@@ -177,21 +177,28 @@ def begin(layout: RunLayout, console: Console, deps: Dependencies) -> None:
 
 
 def run(
-    record: CommandRecord, *, home: Path, cluster_path: Path | None, console: Console, deps: Dependencies = REAL
+    record: CommandRecord,
+    *,
+    home: Path,
+    cluster_path: Path | Cluster | None,
+    trial: Mapping[str, Any] | None = None,
+    console: Console,
+    deps: Dependencies = REAL,
 ) -> RunLayout:
     """Start the user's own command on every host; as `train`, without a plan and without data.
 
-    record: as it is before the folder is copied.
+    record: as it is before the folder is copied. trial: see `StartOptions.trial`.
     """
     cluster = load_cluster(cluster_path, home)
     if must_submit(cluster, deps.variables):
         context = Context(transports={}, home=home, console=console, deps=deps)
         return _submitted(record.name, cluster, context, {"command": record.to_json()})
+    documents = {} if trial is None else {"trial": dict(trial)}
     with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
         inspection = _inspected(cluster, context)
         claim(cluster, context)
         with (
-            _new_run(record.name, cluster, context, inspection.documents()) as layout,
+            _new_run(record.name, cluster, context, inspection.documents() | documents) as layout,
             slots_held(_slots_of(record, layout, inspection, context), context),
         ):
             start_command(layout, record, equip(inspection, context), 1, context)

@@ -12,23 +12,25 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gangline.context import REAL, Dependencies
 from gangline.control.end import stop
-from gangline.control.supervision import open_run
+from gangline.control.supervision import RunHandle, open_run
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.provision.console import Console
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, SlurmRequest
 from gangline.runs.files import write_atomic
-from gangline.runs.layout import RunLayout
+from gangline.runs.layout import RunLayout, SweepLayout
 from gangline.runs.record_versions import Record, load_if_there
+from gangline.runs.registry import RunRecord
 from gangline.runs.state import RunState, now_iso
 from gangline.supervise.allocation import goes_on, waits
 from gangline.transport.local import our_python
-from gangline.transport.slurm_commands import SlurmJob, find_job, slurm
+from gangline.transport.slurm_commands import SlurmJob, find_job, own_job, slurm
 
 GONE_S = 90.0
 """How long a job may take to leave the queue after its last process: epilogs, KillWait."""
@@ -43,6 +45,7 @@ class SlurmRecord(Record):
     """slurm.json of a run: the job that it is, or was last."""
 
     job: str
+    """4711, or 4711_3 for a task of an array; "" until Slurm has it."""
     submitted: str
     cluster: Cluster
     """What it asked for, without hosts."""
@@ -53,6 +56,12 @@ class SlurmRecord(Record):
     """The attempt that stops because of the time limit: the run goes back into the queue."""
     noticed: int = 0
     """The attempt that Slurm ends, to cancel the job or to start it again later."""
+    log: str = ""
+    """Where its batch step writes, with {job} for its id; "": into the folder of the run."""
+
+    def log_path(self, layout: RunLayout) -> Path:
+        """The log of its batch step."""
+        return Path((self.log or f"{layout.folder}/slurm-{{job}}.log").replace("{job}", self.job))
 
     @property
     def poll_s(self) -> int:
@@ -80,13 +89,29 @@ def must_submit(cluster: Cluster, variables: Mapping[str, str]) -> bool:
 
 def script(layout: RunLayout, asked: SlurmRequest, *, name: str) -> str:
     """The batch script of a run."""
-    words = our_python("gangline.batch_step", str(layout.folder))
     options = [
         f"--job-name=gangline-{layout.run_id}",
         f"--comment={name}",
         f"--output={layout.folder}/slurm-%j.log",
-        "--open-mode=append",
         f"--chdir={layout.folder}",
+    ]
+    return batch_script(asked, _step_of(layout), options)
+
+
+def _step_of(layout: RunLayout) -> list[str]:
+    """The batch step of a run; that of a trial tells its sweep how it stands."""
+    trial = load_if_there(layout.trial, dict)
+    if trial is None:
+        return our_python("gangline.batch_step", str(layout.folder))
+    sweep = SweepLayout(layout.root, str(trial["sweep"]))
+    return our_python("gangline.sweep", str(sweep.folder), "--trial", str(trial["number"]))
+
+
+def batch_script(asked: SlurmRequest, words: Sequence[str], options: Sequence[str]) -> str:
+    """A batch script that becomes this command, with options of sbatch before those of the cluster file."""
+    options = [
+        *options,
+        "--open-mode=append",
         "--requeue",
         "--no-kill",
         f"--signal=B:USR1@{asked.notice_s}",
@@ -222,7 +247,7 @@ def never_began(layout: RunLayout, record: SlurmRecord, job: SlurmJob | None) ->
     """The error of a run whose job has ended in the queue, or in its first moments."""
     how = f"Slurm says {job.state}" if job else "Slurm does not know it any more"
     tail = _log_tail(layout, record)
-    log = layout.folder / f"slurm-{record.job}.log"
+    log = record.log_path(layout)
     shared = f"do its nodes see {layout.root} and {sys.executable}? Both have to lie on folders that they share; "
     error = RunFailed(
         f"job {record.job} ended before {layout.run_id} began",
@@ -237,7 +262,7 @@ def never_began(layout: RunLayout, record: SlurmRecord, job: SlurmJob | None) ->
 
 def _log_tail(layout: RunLayout, record: SlurmRecord, *, lines: int = 4) -> str:
     try:
-        text = (layout.folder / f"slurm-{record.job}.log").read_text(encoding="utf-8", errors="replace")
+        text = record.log_path(layout).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     return " / ".join(text.strip().splitlines()[-lines:])[-600:]
@@ -249,11 +274,18 @@ def cancel_waiting(layout: RunLayout) -> bool:
     if record is None or state is None or _phase(layout) not in WAITING:
         return False
     slurm("scancel", record.job)
-    replace(record, leaving=0, noticed=0).save(layout.slurm)
-    if RunState.load(layout).phase in WAITING:
-        replace(state, phase="stopped").save(layout)
-    (layout.folder / SECRETS).unlink(missing_ok=True)
+    no_longer_waits(layout)
     return True
+
+
+def no_longer_waits(layout: RunLayout) -> None:
+    """Write down that a run has been taken out of the queue; one that began meanwhile keeps its state."""
+    if (record := SlurmRecord.of(layout)) is not None:
+        replace(record, leaving=0, noticed=0).save(layout.slurm)
+    state = RunState.load(layout)
+    if state.phase in WAITING:
+        replace(state, phase="stopped", supervisor=None).save(layout)
+    (layout.folder / SECRETS).unlink(missing_ok=True)
 
 
 def require_gone(layout: RunLayout, console: Console) -> None:
@@ -304,6 +336,12 @@ class LogConsole:
 
 
 Begin = Callable[[RunLayout, Console, Dependencies], None]
+Watch = Callable[[RunHandle, RunRecord], None]
+"""Called about once a second while a run runs, and when it has ended."""
+
+
+def _nothing(_run: RunHandle, _record: RunRecord) -> None:
+    """Nobody watches."""
 
 
 @contextmanager
@@ -320,13 +358,13 @@ def _secrets_of(layout: RunLayout) -> Iterator[dict[str, str]]:
             path.unlink(missing_ok=True)
 
 
-def batch(layout: RunLayout, begin: Begin, *, deps: Dependencies = REAL) -> int:
+def batch(layout: RunLayout, begin: Begin, *, watch: Watch = _nothing, deps: Dependencies = REAL) -> int:
     """Begin or resume a run in the allocation around us, and stay until it has ended; the exit code.
 
     begin: starts the next attempt, and returns once its gang has been started.
     """
     notices, console = Notices(), LogConsole()
-    number = deps.variables.get(IN_ALLOCATION)
+    number = own_job(deps.variables)
     if number is None:
         raise UsageError(
             "this is the batch step of a job of Slurm",
@@ -336,12 +374,14 @@ def batch(layout: RunLayout, begin: Begin, *, deps: Dependencies = REAL) -> int:
     with _secrets_of(layout) as secrets:
         deps = replace(deps, variables={**deps.variables, **secrets})
         console.report(f"job {number} begins with {layout.run_id}")
+        if (record := SlurmRecord.of(layout)) is not None and not record.job:  # we were faster than who submitted us
+            replace(record, job=number).save(layout.slurm)
         try:
             begin(layout, console, deps)
         except GanglineError as error:
             console.report(str(error))
             return _not_begun(layout, error, ended=notices.end)
-        return _stay(layout, number, notices, console, deps)
+        return _stay(layout, number, notices, console, deps, watch)
 
 
 def _not_begun(layout: RunLayout, error: GanglineError, *, ended: bool) -> int:
@@ -356,10 +396,11 @@ def _not_begun(layout: RunLayout, error: GanglineError, *, ended: bool) -> int:
     return error.exit_code
 
 
-def _stay(layout: RunLayout, number: str, notices: Notices, console: Console, deps: Dependencies) -> int:
+def _stay(layout: RunLayout, number: str, notices: Notices, console: Console, deps: Dependencies, watch: Watch) -> int:
     told = ordered = False
     with open_run(layout.run_id, home=layout.root, deps=deps) as run:
         while not (record := run.record()).ended and record.phase != "queued":
+            watch(run, record)
             if notices.end and not told:  # the supervisor has heard of it, too
                 console.report(f"Slurm ends the job: {layout.run_id} saves and stops")
                 _mark(layout, noticed=True)
@@ -372,6 +413,7 @@ def _stay(layout: RunLayout, number: str, notices: Notices, console: Console, de
                 with suppress(GanglineError):
                     ordered = stop(run, deps=deps)
             time.sleep(END_POLL_S)
+        watch(run, record)
     if record.phase == "queued" and notices.limit:
         return _requeue(layout, number, console)
     console.report(f"{layout.run_id} {record.phase}")
@@ -414,7 +456,7 @@ def _requeue(layout: RunLayout, number: str, console: Console) -> int:
         console.report(f"{error.what}: {error.seen}; another job is submitted")
     try:
         job = slurm("sbatch", "--parsable", str(layout.folder / SCRIPT)).strip().partition(";")[0]
-        replace(record, job=job, submitted=now_iso()).save(layout.slurm)
+        replace(record, job=job, submitted=now_iso(), log="").save(layout.slurm)
     except GanglineError as error:
         replace(record, leaving=0).save(layout.slurm)
         replace(state, phase="stopped", supervisor=None, error=error.to_json()).save(layout)

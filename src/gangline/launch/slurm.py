@@ -18,7 +18,7 @@ from gangline.errors import UsageError
 from gangline.launch.backend import JobLauncher, LaunchRequest, Promises
 from gangline.launch.job_launcher import AGENT_FILE, JobLauncherBackend
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, SlurmRequest
-from gangline.transport.slurm_commands import OVERLAP, node_names, slurm
+from gangline.transport.slurm_commands import OVERLAP, node_names, own_job, slurm
 
 PICK = (
     "import os, sys; "
@@ -53,7 +53,7 @@ class SlurmBackend(JobLauncherBackend):
             )
         if cluster.hosts and all(host.allocation == job for host in cluster.hosts):
             return cluster  # some of its nodes, as somebody has chosen
-        return allocated(cluster, job)
+        return allocated(cluster, job, listed=own_job(variables))
 
     def render(self, cluster: Cluster, *words: Any, **how: Any) -> LaunchRequest:
         """See `Backend.render`."""
@@ -83,10 +83,13 @@ class SlurmBackend(JobLauncherBackend):
 # The nodes of an allocation.
 
 
-def allocated(cluster: Cluster, job: str) -> Cluster:
-    """The cluster with the nodes of a job as its hosts; raises what `slurm` does."""
+def allocated(cluster: Cluster, job: str, *, listed: str | None = None) -> Cluster:
+    """The cluster with the nodes of a job as its hosts; raises what `slurm` does.
+
+    listed: its id for `scontrol`, which shows every task of an array for the number of one of them.
+    """
     asked = cluster.slurm or SlurmRequest(nodes=1)
-    nodes = read_nodes(slurm("scontrol", "--details", "show", "job", job))
+    nodes = read_nodes(slurm("scontrol", "--details", "show", "job", listed or job))
     gpus = {name: count for listed, count in nodes for name in node_names(listed)}
     if not gpus:
         raise UsageError(

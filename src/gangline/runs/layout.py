@@ -29,7 +29,10 @@
 <root>/sweeps/<id>/
   sweep.json                                                            what was asked
   state.json  order.json  supervisor.lock  supervisor.log               its supervisor, and what the user ordered
-  trials/<n>/job.json  trial.json  tensorboard/<n>/                     one point, its run and its losses
+  trials/<n>/job.json  trial.json  tensorboard/<n>/                     one point, its run and its losses; command.json
+                                                                        in place of job.json for a user's own script
+  slurm.sbatch  trials/<n>/slurm-<array>_<n>.log                        the batch script of its last array on Slurm, and
+                                                                        what each task wrote
 <root>/data/<content hash>/                                             token files
 """
 
@@ -236,6 +239,10 @@ class SweepLayout:
     def trial_job(self, number: int) -> Path:
         """Its resolved job."""
         return self.trial(number) / "job.json"
+
+    def trial_command(self, number: int) -> Path:
+        """Its command, in a sweep over the user's own script."""
+        return self.trial(number) / "command.json"
 
     def numbers(self) -> list[int]:
         """The trials that there are."""

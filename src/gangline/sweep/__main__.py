@@ -1,7 +1,7 @@
 """`python -m gangline.sweep SWEEP_FOLDER`: the supervisor of a sweep; `--detach`: in the background.
 
-`--trial N` runs one trial to its end on the hosts that it is given and exits, with exit code 1 where it failed: one
-task of a job array calls that, which has its own limit on how many run at once.
+`--trial [N]` is the batch step of a trial on Slurm (gangline.sweep.job_array); without N, the trial is the task of the
+array around us.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from gangline.sweep.drive import Driver
 from gangline.sweep.records import (
     SweepRecord,
     SweepState,
-    load_trial,
     read_order,
     save_state,
     sweep_lock,
@@ -35,23 +34,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gangline.sweep", description=__doc__)
     parser.add_argument("sweep_folder", type=Path)
     parser.add_argument("--detach", action="store_true")
-    parser.add_argument("--trial", type=int)
+    parser.add_argument("--trial", type=int, nargs="?", const=os.environ.get("SLURM_ARRAY_TASK_ID"))
     words = parser.parse_args()
     os.umask(0o077)
     layout = SweepLayout(words.sweep_folder.parent.parent, words.sweep_folder.name)
     if words.detach:
         return _detach(layout)
+    if words.trial is not None:
+        from gangline.sweep.job_array import run_task
+
+        return run_task(layout, int(words.trial))
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    return drive(layout, trial=words.trial)
+    return drive(layout)
 
 
-def drive(layout: SweepLayout, *, trial: int | None = None) -> int:
-    """Drive the sweep, or one trial of it, in this process."""
+def drive(layout: SweepLayout) -> int:
+    """Drive the sweep in this process."""
     request = SweepRecord.load(layout.request)
-    runs = OwnRuns(layout.home, force=request.force, console=LogConsole())
-    if trial is not None:
-        Driver(layout, runs, only=trial).run()
-        return int(load_trial(layout, trial).phase == "failed")
+    runs = OwnRuns(layout.home, force=request.force, metric=request.metric, console=LogConsole())
     try:
         with sweep_lock(layout):
             state = SweepState.load(layout.state)

@@ -15,18 +15,24 @@ from gangline.checks.judge import require
 from gangline.context import REAL, Context, Dependencies, StartOptions, load_cluster, load_job, starting
 from gangline.control.equip import claim
 from gangline.control.slurm_job import must_submit
+from gangline.control.user_command import CommandRecord, preview_project_of
 from gangline.decide.decide import decide, sized
 from gangline.decide.forecast import require_startable
-from gangline.decide.inspect import START, InspectResult, inspect
+from gangline.decide.inspect import OWN_PROGRAM, START, InspectOptions, InspectResult, inspect
+from gangline.decide.on_partition import partition_of
 from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
+from gangline.decide.what_if import WhatIf, predict, refusal
 from gangline.errors import CheckFailed, GanglineError, HostUnreachable, UsageError
+from gangline.launch.program import require_runnable
 from gangline.provision.console import Console, Ticks
-from gangline.runs.cluster import Cluster
-from gangline.runs.job import Job
+from gangline.runs.cluster import Cluster, SlurmRequest
+from gangline.runs.job import DataJob, Job
 from gangline.runs.layout import SweepLayout
+from gangline.sweep.command_template import filled, require_places
 from gangline.sweep.points import Point, axes_of, draw_points, grid, shown, varying
 from gangline.sweep.records import (
     HalvingRecord,
+    MetricRecord,
     SweepRecord,
     SweepState,
     TrialRecord,
@@ -53,6 +59,10 @@ class SweepOptions:
     eta: int = 3
     at_once: int | None = None
     force: bool = False
+    template: CommandRecord | None = None
+    """The user's own command with places for values, in place of a job."""
+    metric: MetricRecord | None = None
+    """Of the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +71,7 @@ class PlannedTrial:
 
     number: int
     point: Point
-    job: Job
+    work: Job | CommandRecord
     fits: tuple[str, ...]
     """The hosts that hold it alone; (): it takes all of them together."""
 
@@ -83,11 +93,12 @@ def plan_sweep(options: SweepOptions, *, console: Console, deps: Dependencies = 
         raise UsageError("--at-once needs a number above 0", seen=str(options.at_once), fix="--at-once 2")
     axes = axes_of(options.words)
     points = grid(axes) if options.random is None else draw_points(axes, options.random, seed=options.seed)
+    planner = SweepPlanner(home=options.home, force=options.force, console=console, deps=deps)
+    if options.template is not None:
+        return _plan_commands(options, options.template, points, planner)
     jobs = read_jobs(options.home, options.job, points)
     halving = _halving(jobs, eta=options.eta) if options.halving else None
-    cluster = load_cluster(options.cluster, options.home)
-    planner = SweepPlanner(home=options.home, force=options.force, console=console, deps=deps)
-    usable, trials = planner.plan(jobs, points, cluster)
+    usable, trials = planner.plan(jobs, points, load_cluster(options.cluster, options.home))
     request = SweepRecord(
         name=jobs[0].name.rpartition("-")[0],
         job_file=str(options.job.absolute()),
@@ -98,6 +109,43 @@ def plan_sweep(options: SweepOptions, *, console: Console, deps: Dependencies = 
         force=options.force,
     )
     return PlannedSweep(request=request, trials=tuple(trials))
+
+
+def _plan_commands(
+    options: SweepOptions, template: CommandRecord, points: Sequence[Point], planner: SweepPlanner
+) -> PlannedSweep:
+    if options.halving:
+        raise UsageError(
+            "--halving needs a job of gangline's own",
+            seen="a command of your own knows no rung at which it could pause",
+            fix="leave --halving out, or describe the training in a job.yaml",
+        )
+    require_places(axes_of(options.words), template.words)
+    preview_project_of(template, console=planner.console)  # a folder that cannot be copied is told now
+    usable, fits = planner.hosts_for_commands(load_cluster(options.cluster, options.home))
+    request = SweepRecord(
+        name=template.name,
+        job_file="",
+        words=options.words,
+        cluster=usable,
+        at_once=options.at_once,
+        template=template,
+        metric=options.metric,
+    )
+    return PlannedSweep(request=request, trials=tuple(_commands_of(template, points, fits)))
+
+
+def _commands_of(
+    template: CommandRecord, points: Sequence[Point], fits: tuple[str, ...], *, first: int = 1
+) -> list[PlannedTrial]:
+    found = []
+    for number, point in enumerate(points, start=first):
+        words = filled(template.words, point)
+        with naming(number, point):
+            require_runnable(words)
+        work = dataclasses.replace(template, words=words)
+        found.append(PlannedTrial(number=number, point=point, work=work, fits=fits))
+    return found
 
 
 def create_sweep(planned: PlannedSweep, *, home: Path) -> SweepLayout:
@@ -126,6 +174,10 @@ def plan_more(
             fix=f"see them: gangline sweep show {layout.sweep_id}",
         )
     first = max((trial.number for trial in known), default=0) + 1
+    if request.template is not None:
+        require_places(axes, request.template.words)
+        fits = tuple(host.name for host in request.cluster.hosts)
+        return _commands_of(request.template, fresh, fits, first=first)
     jobs = read_jobs(layout.home, Path(request.job_file), fresh, first=first)
     if request.halving is not None and any(job.steps != request.halving.rungs[-1] for job in jobs):
         raise UsageError(
@@ -145,7 +197,7 @@ def add_trials(layout: SweepLayout, trials: Sequence[PlannedTrial]) -> None:
 
 def _create(layout: SweepLayout, trial: PlannedTrial) -> None:
     record = TrialRecord(number=trial.number, point=trial.point, fits=trial.fits)
-    create_trial(layout, record, trial.job)
+    create_trial(layout, record, trial.work)
 
 
 # Reading and planning the points.
@@ -209,7 +261,7 @@ class SweepPlanner:
         """The hosts that can be used, and every point planned on them; its error names the first that cannot start."""
         console, trials = self.console, list[PlannedTrial]()
         if must_submit(cluster, self.deps.variables):
-            return cluster, self._for_queue(jobs, points, first=first)
+            return cluster, self._for_queue(jobs, points, cluster, first=first)
         given = self.deps.backend(cluster.backend).hosts(cluster, self.deps.variables)
         with starting(cluster, home=self.home, console=console, deps=self.deps) as (found, context):
             quiet = dataclasses.replace(context, console=Ticks(console))
@@ -220,28 +272,70 @@ class SweepPlanner:
                 console.progress(f"planning point {number - first + 1} of {len(jobs)}")
                 with naming(number, point):
                     sized, fits = planner.plan(job)
-                trials.append(PlannedTrial(number=number, point=point, job=sized, fits=fits))
+                trials.append(PlannedTrial(number=number, point=point, work=sized, fits=fits))
         hosts = tuple(host for host in given.hosts if host.name in looks)
         return dataclasses.replace(given, hosts=hosts), trials
 
-    def _for_queue(self, jobs: Sequence[Job], points: Sequence[Point], *, first: int) -> list[PlannedTrial]:
-        """For Slurm, which finds the nodes: each trial is a job of its own, so only the rows can be wrong now."""
+    def _for_queue(
+        self, jobs: Sequence[Job], points: Sequence[Point], cluster: Cluster, *, first: int
+    ) -> list[PlannedTrial]:
+        """For Slurm, which finds the nodes: the rows, and a plan for nodes such as the partition has. Without GPUs, the
+        first node of each trial plans, for nobody knows the processors of a partition.
+        """
         context = Context(transports={}, home=self.home, console=Ticks(self.console), deps=self.deps)
+        asked = _require_queue(cluster)
         found: list[PlannedTrial] = []
+        sized_data: list[tuple[DataJob, DataJob]] = []
         for number, (job, point) in enumerate(zip(jobs, points, strict=True), start=first):
-            same = next((each for each in found if jobs[each.number - first].data == job.data), None)
+            same = next((known for asked, known in sized_data if asked == job.data), None)
             with naming(number, point):
-                read = sized(job, context)[0] if same is None else dataclasses.replace(job, data=same.job.data)
-            left = tuple(key for key in job.open if key != "sequence_length")
-            found.append(PlannedTrial(number=number, point=point, job=dataclasses.replace(read, open=left), fits=()))
+                read = sized(job, context)[0] if same is None else dataclasses.replace(job, data=same)
+                left = tuple(key for key in job.open if key != "sequence_length")
+                read = dataclasses.replace(read, open=left)
+                if asked.gpus_per_node:
+                    self.console.progress(f"planning point {number - first + 1} of {len(jobs)}")
+                    start = StartOptions(home=self.home, job=read, cluster=cluster, force=self.force)
+                    refused = refusal(predict(start, WhatIf(), console=context.console, deps=self.deps))
+                    if refused is not None and not self.force:
+                        raise refused
+            sized_data.append((job.data, read.data))
+            found.append(PlannedTrial(number=number, point=point, work=read, fits=()))
         return found
 
+    def hosts_for_commands(self, cluster: Cluster) -> tuple[Cluster, tuple[str, ...]]:
+        """The hosts that can run a command of the user's own, and their names; on Slurm, none are known yet."""
+        if must_submit(cluster, self.deps.variables):
+            _require_queue(cluster)
+            return cluster, ()
+        given = self.deps.backend(cluster.backend).hosts(cluster, self.deps.variables)
+        with starting(cluster, home=self.home, console=self.console, deps=self.deps) as (found, context):
+            quiet = dataclasses.replace(context, console=Ticks(self.console))
+            claim(found, quiet)
+            looks = _look(found, quiet, self.console, OWN_PROGRAM)
+        hosts = tuple(host for host in given.hosts if host.name in looks)
+        return dataclasses.replace(given, hosts=hosts), tuple(looks)
 
-def _look(cluster: Cluster, context: Context, console: Console) -> dict[str, InspectResult]:
+
+def _require_queue(cluster: Cluster) -> SlurmRequest:
+    """What an array asks of Slurm; raises UsageError where its partition does not have it."""
+    assert cluster.slurm is not None, "a cluster that is submitted to"
+    if found := [option for option in cluster.slurm.options if option.startswith(("--array", "-a"))]:
+        raise UsageError(
+            "slurm.options: a sweep has an array of its own",
+            seen=found[0],
+            fix="take it out; --at-once K says its limit",
+        )
+    partition_of(cluster.slurm)
+    return cluster.slurm
+
+
+def _look(
+    cluster: Cluster, context: Context, console: Console, options: InspectOptions = START
+) -> dict[str, InspectResult]:
     """What was seen of every host by itself, of those that can train; raises the first error where none can."""
     console.progress(f"looking at {len(cluster.hosts)} hosts")
     with ThreadPoolExecutor(max_workers=16) as pool:
-        looks = {host.name: pool.submit(_look_at, cluster, host.name, context) for host in cluster.hosts}
+        looks = {host.name: pool.submit(_look_at, cluster, host.name, context, options) for host in cluster.hosts}
     found, errors = {}, []
     for name, look in looks.items():
         try:
@@ -254,8 +348,8 @@ def _look(cluster: Cluster, context: Context, console: Console) -> dict[str, Ins
     return found
 
 
-def _look_at(cluster: Cluster, name: str, context: Context) -> InspectResult:
-    inspection = inspect(alone(cluster, name), START, context, silent=True)
+def _look_at(cluster: Cluster, name: str, context: Context, options: InspectOptions) -> InspectResult:
+    inspection = inspect(alone(cluster, name), options, context, silent=True)
     require(inspection.findings)
     return inspection
 
@@ -323,9 +417,16 @@ def commands(planned: PlannedSweep, *, cluster: Path | None, quote: Callable[[st
     if (halving := planned.request.halving) is not None:
         lines.append(f"# the best 1/{halving.eta} go on after steps {', '.join(map(str, halving.rungs[:-1]))}")
     for trial in planned.trials:
-        words = ["gangline", "train", planned.request.job_file, *_overrides(trial.point)]
-        words += [] if cluster is None else ["--cluster", str(cluster)]
-        everywhere = "all hosts together" if planned.request.cluster.hosts else "a job of Slurm"
+        words = _start_words(planned.request, trial, cluster)
+        everywhere = "all hosts together" if planned.request.cluster.hosts else "a task of the array"
         where = f"one of {' '.join(trial.fits)}" if trial.fits else everywhere
         lines.append(f"{' '.join(map(quote, words))}  # {trial.number}: {where}")
     return lines
+
+
+def _start_words(request: SweepRecord, trial: PlannedTrial, cluster: Path | None) -> list[str]:
+    """The command that starts one point by itself."""
+    named = [] if cluster is None else ["--cluster", str(cluster)]
+    if isinstance(trial.work, CommandRecord):
+        return ["gangline", "run", "--dir", trial.work.folder, *named, "--", *trial.work.words]
+    return ["gangline", "train", request.job_file, *_overrides(trial.point), *named]

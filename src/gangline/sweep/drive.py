@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.inventory.pairs import RENDEZVOUS_PORTS
 from gangline.runs.cluster import Cluster
@@ -25,8 +26,10 @@ from gangline.sweep.hparams import TrialEvents
 from gangline.sweep.records import (
     SweepRecord,
     TrialRecord,
+    anew,
     load_trial,
-    load_trial_job,
+    load_trial_work,
+    load_trials,
     read_order,
     runs_of,
     save_trial,
@@ -42,7 +45,6 @@ AHEAD_S = 90.0
 """So long before the end of a trial the next one is prepared on its host: code, model, tokens."""
 AWAY_S = 30.0
 """After so long a host is tried again that did not answer."""
-QUEUE = "the queue"
 MOST_STARTS = 3
 """Starts of a trial in a row that get nowhere."""
 
@@ -70,13 +72,29 @@ class TrialSight:
         return self.phase in {"finished", "stopped", "failed", "lost", "unknown", "never started"}
 
 
+def with_figures(trial: TrialRecord, seen: TrialSight) -> TrialRecord:
+    """The trial with the figures of its run, as they were seen last."""
+    return dataclasses.replace(
+        trial,
+        step=seen.step or trial.step,
+        steps=seen.steps or trial.steps,
+        losses={**trial.losses, **seen.losses},
+        starts=0 if seen.step > trial.step else trial.starts,
+    )
+
+
 class TrialRuns(Protocol):
     """What a sweep does with runs. Each call may take long and may raise GanglineError."""
 
     def start(
-        self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any], turn: Callable[[], None] | None = None
+        self,
+        work: Job | CommandRecord,
+        cluster: Cluster,
+        *,
+        trial: Mapping[str, Any],
+        turn: Callable[[], None] | None = None,
     ) -> str:
-        """Start a run, and return its id once its ranks have been started. turn: see `StartOptions.turn`."""
+        """Start a run, and return its id once its ranks have been started. turn: see `StartOptions.turn`; of a job."""
         ...
 
     def resume(self, run: str, cluster: Cluster, *, pause_at: int | None) -> None:
@@ -121,13 +139,11 @@ class Driver:
         layout: SweepLayout,
         runs: TrialRuns,
         *,
-        only: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        """A supervisor that begins with what is on disk. only: the one trial that it looks after."""
+        """A supervisor that begins with what is on disk."""
         self._layout, self._runs, self._clock, self._wait = layout, runs, clock, wait
-        self._only = only
         self._request = SweepRecord.load(layout.request)
         self._names = [host.name for host in self._request.cluster.hosts]
         self._pool = ThreadPoolExecutor(max_workers=3 * len(self._names) + 2)
@@ -159,12 +175,9 @@ class Driver:
             self._unbind(list(self._ahead))
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _numbers(self) -> list[int]:
-        return self._layout.numbers() if self._only is None else [self._only]
-
     def _turn(self) -> bool:
         """Look, judge, start; whether nothing is left to do."""
-        for number in set(self._numbers()) - self._trials.keys():  # at the beginning all, later those added
+        for number in set(self._layout.numbers()) - self._trials.keys():  # at the beginning all, later those added
             self._trials[number] = load_trial(self._layout, number)
         order = read_order(self._layout)
         self._take_in_starts()
@@ -178,12 +191,12 @@ class Driver:
         self._start()
         self._prepare()
         is_done = all(trial.ended for trial in self._trials.values()) and not self._starts
-        return is_done and set(self._numbers()) == self._trials.keys()
+        return is_done and set(self._layout.numbers()) == self._trials.keys()
 
     def _adopt(self) -> None:
         """Take over: a start that a supervisor began and did not note is found by what the run says of itself."""
         noted = runs_of(self._layout.home, self._layout.sweep_id)
-        for trial in (load_trial(self._layout, number) for number in self._numbers()):
+        for trial in load_trials(self._layout):
             self._trials[trial.number] = trial
             unknown = [run for run in noted.get(trial.number, []) if run != trial.run and run not in trial.given_up]
             begun = [run for run in unknown if not self._runs.look(run).ended] if trial.run is None else []
@@ -223,11 +236,7 @@ class Driver:
                 self._give_up(trial, seen.silent)
             return
         self._silent_since.pop(trial.run, None)
-        gets_on = {"starts": 0} if seen.step > trial.step else {}
-        losses = {**trial.losses, **seen.losses}
-        trial = self._note(
-            trial, step=max(seen.step, 0), steps=seen.steps or trial.steps, losses=losses, quiet=True, **gets_on
-        )
+        trial = self._keep(trial, with_figures(trial, seen), quiet=True)
         self._tell(trial)
         goal = min(trial.steps or 0, pause_of(trial, self._request.halving) or trial.steps or 0)
         if seen.step_s is not None:
@@ -325,11 +334,8 @@ class Driver:
     def _placements(
         self, trials: Sequence[TrialRecord], free: Sequence[str], room: int | None
     ) -> list[tuple[TrialRecord, tuple[str, ...]]]:
-        if self._names:
-            useful = self._useful_hosts(trials)
-            return placements(trials, hosts=self._names, free=[name for name in free if name in useful], room=room)
-        is_open = self._not_before.get(QUEUE, 0.0) <= self._clock()
-        return [(trial, ()) for trial in waiting(trials)[:room]] if is_open else []
+        useful = self._useful_hosts(trials)
+        return placements(trials, hosts=self._names, free=[name for name in free if name in useful], room=room)
 
     def _useful_hosts(self, trials: Sequence[TrialRecord]) -> set[str]:
         """The hosts that would not hold up the end with another trial; all, where some speed is not known.
@@ -356,6 +362,8 @@ class Driver:
         log.info("trial %d starts on %s", trial.number, " ".join(hosts))
         places = (*trial.places, *hosts[:1])
         self._left_s.pop(trial.number, None)
+        if not self._request.can_continue:
+            trial = anew(trial)
         return self._note(trial, phase="running", hosts=hosts, places=places, starts=trial.starts + 1)
 
     def _prepare(self) -> None:
@@ -389,9 +397,11 @@ class Driver:
         if trial.run is not None:
             self._runs.resume(trial.run, cluster, pause_at=pause_at)
             return trial.run
-        job = dataclasses.replace(load_trial_job(self._layout, trial.number), pause_at=pause_at)
+        work = load_trial_work(self._layout, trial.number)
+        if isinstance(work, Job):
+            work = dataclasses.replace(work, pause_at=pause_at)
         said = {"sweep": self._layout.sweep_id, "number": trial.number}
-        return self._runs.start(job, cluster, trial=said, turn=turn)
+        return self._runs.start(work, cluster, trial=said, turn=turn)
 
     def _take_in_starts(self) -> None:
         for number, start in list(self._starts.items()):
@@ -418,9 +428,9 @@ class Driver:
             self._note(trial, phase="failed", error=bug.to_json())
 
     def _sit_out(self, hosts: Sequence[str], seconds: float, error: GanglineError) -> None:
-        """No trial starts on these hosts for a while; on none, where a queue hands them out."""
-        log.info("%s waits: %s", " ".join(hosts) or "the queue", error.what)
-        for host in hosts or self._names or (QUEUE,):
+        """No trial starts on these hosts for a while."""
+        log.info("%s waits: %s", " ".join(hosts), error.what)
+        for host in hosts or self._names:
             self._not_before[host] = self._clock() + seconds
 
     def _stop(self, order: str) -> bool:
@@ -439,9 +449,11 @@ class Driver:
 
     # What is written.
 
-    def _note(self, trial: TrialRecord, *, quiet: bool = False, **changes: Any) -> TrialRecord:
+    def _note(self, trial: TrialRecord, **changes: Any) -> TrialRecord:
         """The trial with changes; written where they are any."""
-        changed = dataclasses.replace(trial, **changes)
+        return self._keep(trial, dataclasses.replace(trial, **changes))
+
+    def _keep(self, trial: TrialRecord, changed: TrialRecord, *, quiet: bool = False) -> TrialRecord:
         if changed != trial:
             save_trial(self._layout, changed)
             if not quiet:
@@ -470,8 +482,6 @@ def hosts_of(cluster: Cluster, names: Sequence[str]) -> Cluster:
     """The cluster of one trial. Of hosts that are one machine, each has its own part of the ports: a port is claimed
     in the work folder of a host, so two of them might get the same one at the same time.
     """
-    if not names:  # a queue hands them out
-        return cluster
     hosts = tuple(host for host in cluster.hosts if host.name in names)
     neighbours = [host.name for host in cluster.hosts if host.address == hosts[0].address]
     low, high = cluster.ports or RENDEZVOUS_PORTS

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gangline.control.user_command import CommandRecord
 from gangline.errors import RecordError, RunFailed, UsageError
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
@@ -44,11 +45,21 @@ class HalvingRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRecord:
+    """The figure that ranks trials of the user's own script: rank 0 prints it."""
+
+    name: str
+    highest: bool = False
+    """The highest value is the best; else the lowest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord(Record):
     """sweep.json: what was asked."""
 
     name: str
     job_file: str
+    """"" for commands of the user's own."""
     words: tuple[str, ...]
     """The keys and values as they were typed."""
     cluster: Cluster
@@ -57,6 +68,25 @@ class SweepRecord(Record):
     """Trials at the same time at the most; None: as many as there are free hosts."""
     halving: HalvingRecord | None = None
     force: bool = False
+    template: CommandRecord | None = None
+    """The user's own command, with the places for values, and all else that its runs have in common."""
+    metric: MetricRecord | None = None
+    """Of a command; None: the evaluation loss of a job."""
+
+    @property
+    def highest(self) -> bool:
+        """Whether the highest figure is the best."""
+        return self.metric is not None and self.metric.highest
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether a trial that was stopped goes on from where it was; else it begins anew."""
+        return self.template is None or self.template.resume_words is not None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether its trials are tasks of job arrays of Slurm."""
+        return self.cluster.slurm is not None and not self.cluster.hosts
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the file."""
@@ -72,12 +102,15 @@ class SweepState(Record):
     updated: str = field(default_factory=now_iso)
     supervisor: ProcessId | None = None
     error: dict[str, Any] | None = None
+    arrays: tuple[str, ...] = ()
+    """The job arrays of Slurm that it was handed to, in order; they need no supervisor."""
 
     @property
     def shown(self) -> str:
         """The phase; `lost` where it should be driven and is not."""
-        is_lost = self.phase in {"running", "stopping"} and (self.supervisor is None or not self.supervisor.is_alive)
-        return "lost" if is_lost else self.phase
+        if self.arrays or self.phase not in {"running", "stopping"}:
+            return self.phase
+        return self.phase if self.supervisor is not None and self.supervisor.is_alive else "lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,15 +155,21 @@ class TrialRecord(Record):
         return self.losses.get(str(step))
 
 
+def anew(trial: TrialRecord) -> TrialRecord:
+    """The trial without its run, which nothing can continue."""
+    return dataclasses.replace(trial, run=None, step=0, losses={})
+
+
 def save_trial(layout: SweepLayout, trial: TrialRecord) -> None:
     """Write trial.json."""
     trial.save(layout.trial_record(trial.number))
 
 
-def create_trial(layout: SweepLayout, trial: TrialRecord, job: Job) -> None:
+def create_trial(layout: SweepLayout, trial: TrialRecord, work: Job | CommandRecord) -> None:
     """Write the two files of a new trial; trial.json makes it count."""
     layout.trial(trial.number).mkdir(mode=0o700, parents=True, exist_ok=True)
-    job.save(layout.trial_job(trial.number))
+    path = layout.trial_job if isinstance(work, Job) else layout.trial_command
+    work.save(path(trial.number))
     save_trial(layout, trial)
 
 
@@ -144,9 +183,9 @@ def load_trials(layout: SweepLayout) -> list[TrialRecord]:
     return [load_trial(layout, number) for number in layout.numbers()]
 
 
-def load_trial_job(layout: SweepLayout, number: int) -> Job:
-    """The resolved job of a trial."""
-    return Job.load(layout.trial_job(number))
+def load_trial_work(layout: SweepLayout, number: int) -> Job | CommandRecord:
+    """The resolved job of a trial, or its command."""
+    return load_if_there(layout.trial_command(number), CommandRecord) or Job.load(layout.trial_job(number))
 
 
 def save_state(layout: SweepLayout, state: SweepState, **changes: Any) -> SweepState:

@@ -114,19 +114,24 @@ def pause_of(trial: TrialRecord, halving: HalvingRecord | None) -> int | None:
 # The ranking.
 
 
-def ranking(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """All trials, the lowest last evaluation loss first; those without one, then failed ones, come last.
+def ranking(trials: Sequence[TrialRecord], *, highest: bool = False) -> list[TrialRecord]:
+    """All trials, the lowest last loss first; those without one, then failed ones, come last. highest: of a metric
+    whose highest value is the best.
 
     Under halving, a trial that got to a higher rung is better than all that were dropped below.
     """
-    return sorted(
-        trials, key=lambda trial: (trial.phase == "failed", -trial.rung, _or_infinite(trial.loss), trial.number)
-    )
+
+    def place(trial: TrialRecord) -> tuple[bool, int, float, int]:
+        figure = _or_infinite(trial.loss)
+        is_known = math.isfinite(figure)
+        return trial.phase == "failed", -trial.rung, -figure if highest and is_known else figure, trial.number
+
+    return sorted(trials, key=place)
 
 
-def best_trial(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+def best_trial(trials: Sequence[TrialRecord], *, highest: bool = False) -> TrialRecord | None:
     """The best trial that has saved something, so that it can be exported; None: there is none yet."""
-    ranked = [trial for trial in ranking(trials) if trial.loss is not None and trial.run is not None]
+    ranked = [trial for trial in ranking(trials, highest=highest) if trial.loss is not None and trial.run is not None]
     return next((trial for trial in ranked if trial.phase in {"finished", "paused", "stopped", "dropped"}), None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from gangline.report.text_table import table
 from gangline.runs.layout import SweepLayout
 from gangline.sweep.points import varying
 from gangline.sweep.records import (
+    MetricRecord,
     SweepRecord,
     SweepState,
     TrialRecord,
@@ -29,7 +30,7 @@ def sweep_rows(home: Path) -> list[dict[str, Any]]:
         if not layout.state.exists():
             continue  # it was interrupted before it began
         state, request, trials = SweepState.load(layout.state), SweepRecord.load(layout.request), load_trials(layout)
-        best = ranking(trials)[0] if trials else None
+        best = ranking(trials, highest=request.highest)[0] if trials else None
         rows.append(
             {
                 "id": sweep_id,
@@ -47,22 +48,29 @@ def sweep_rows(home: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: str(row["created"]), reverse=True)
 
 
-def sweep_document(layout: SweepLayout) -> dict[str, Any]:
-    """One sweep with its trials, best first, as plain data."""
+def sweep_document(layout: SweepLayout, *, jobs: Mapping[int, str] | None = None) -> dict[str, Any]:
+    """One sweep with its trials, best first, as plain data. jobs: trial -> its job of Slurm."""
+    jobs = jobs or {}
     state, request, trials = SweepState.load(layout.state), SweepRecord.load(layout.request), load_trials(layout)
-    best = best_trial(trials)
+    best = best_trial(trials, highest=request.highest)
     return {
         "id": layout.sweep_id,
         "phase": state.shown,
         "job_file": request.job_file,
+        "command": list(request.template.words) if request.template else None,
+        "metric": dataclasses.asdict(request.metric) if request.metric else None,
         "words": list(request.words),
         "hosts": [host.name for host in request.cluster.hosts],
+        "arrays": list(state.arrays),
         "at_once": request.at_once,
         "halving": dataclasses.asdict(request.halving) if request.halving else None,
         "error": state.error,
         "best": best.number if best else None,
-        "export": export_words(best) if best else None,
-        "trials": [{**trial.to_json(), "rank": rank} for rank, trial in enumerate(ranking(trials), start=1)],
+        "export": export_words(best) if best and request.template is None else None,
+        "trials": [
+            {**trial.to_json(), "rank": rank, "job": jobs.get(trial.number)}
+            for rank, trial in enumerate(ranking(trials, highest=request.highest), start=1)
+        ],
     }
 
 
@@ -71,25 +79,38 @@ def export_words(trial: TrialRecord) -> list[str]:
     return ["gangline", "export", str(trial.run)]
 
 
-def trial_table(trials: Sequence[TrialRecord]) -> list[str]:
-    """The trials, best first, in columns: the keys that vary are named by their last part where that is clear."""
+def trial_table(
+    trials: Sequence[TrialRecord], *, metric: MetricRecord | None = None, jobs: Mapping[int, str] | None = None
+) -> list[str]:
+    """The trials, best first, in columns: the keys that vary are named by their last part where that is clear.
+
+    metric: of the user's own script; None: the evaluation loss. jobs: trial -> its job of Slurm.
+    """
     keys = varying([trial.point for trial in trials])
     short = [key.rpartition(".")[2] for key in keys]
     names = [part if short.count(part) == 1 else key for key, part in zip(keys, short, strict=True)]
-    header = ["rank", "trial", *names, "loss", "lowest", "step", "phase", "host", "run"]
-    rows = [[str(rank), *_cells(trial, keys)] for rank, trial in enumerate(ranking(trials), start=1)]
+    highest = metric is not None and metric.highest
+    figures = [metric.name if metric else "loss", "highest" if highest else "lowest"]
+    header = ["rank", "trial", *names, *figures, "step", "phase", "host", "run", *(["job"] if jobs else [])]
+    rows = [
+        [
+            str(rank),
+            *_cells(trial, keys, best=max if highest else min),
+            *([jobs.get(trial.number, "-")] if jobs else []),
+        ]
+        for rank, trial in enumerate(ranking(trials, highest=highest), start=1)
+    ]
     return table(header, rows)
 
 
-def _cells(trial: TrialRecord, keys: Sequence[str]) -> list[str]:
+def _cells(trial: TrialRecord, keys: Sequence[str], *, best: Callable[..., float | None]) -> list[str]:
     finite = [loss for loss in trial.losses.values() if loss is not None]
-    lowest = min(finite, default=None)
     return [
         str(trial.number),
         *(trial.point.get(key, "-") for key in keys),
         _figure(trial.loss, nothing="nan" if trial.losses else "-"),
-        _figure(lowest),
-        f"{trial.step}/{trial.steps}" if trial.steps else "-",
+        _figure(best(finite, default=None)),
+        f"{trial.step}/{trial.steps}" if trial.steps else str(trial.step or "-"),
         trial.phase,
         " ".join(trial.hosts) or "-",
         trial.run or "-",
@@ -131,9 +152,13 @@ def follow_sweep(
     *,
     wait: Callable[[float], None],
     poll_s: float = 1.0,
+    refresh: Callable[[], object] = lambda: None,
 ) -> SweepState:
-    """Show the sweep as it changes until it has ended, or nobody drives it any more; its last state."""
+    """Show the sweep as it changes until it has ended, or nobody drives it any more; its last state. refresh: called
+    before each look.
+    """
     while True:
+        refresh()
         state = SweepState.load(layout.state)
         show(state, load_trials(layout))
         if state.phase not in {"running", "stopping"} or (state.shown == "lost" and not has_supervisor(layout)):

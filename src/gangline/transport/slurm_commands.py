@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gangline.errors import GanglineError, HostUnreachable, UsageError
-from gangline.runs.cluster import Host
+from gangline.runs.cluster import IN_ALLOCATION, Host
 from gangline.transport.ssh_options import printable
 from gangline.transport.transport import SECRETS
 
@@ -76,6 +76,7 @@ MEANINGS: tuple[tuple[str, str], ...] = (
     ("Invalid feature", "`sinfo -N -o '%N %f'` lists the features; see `slurm.constraint`"),
     ("Node count specification invalid", "ask for at least one node, and for no more than the partition has"),
     ("violates accounting", "ask for less, or for another qos: `sacctmgr show qos`"),
+    ("Invalid job array", "an array has fewer than MaxArraySize tasks: scontrol show config | grep MaxArraySize"),
     ("Invalid job id", "the job has ended, and Slurm has forgotten it"),
 )
 """Slurm's words -> what to do."""
@@ -140,6 +141,8 @@ class SlurmJob:
     """Names, in Slurm's order; () while it waits."""
     starts: str = ""
     """ISO time, expected while it waits; "" where Slurm does not know."""
+    number: str = ""
+    """The number that its steps have. One task of an array has that of the whole array."""
 
     @property
     def waits(self) -> bool:
@@ -152,26 +155,52 @@ class SlurmJob:
         return self.waits or self.state in {"RUNNING", "SUSPENDED", "COMPLETING", "STAGE_OUT", "RESIZING", "SIGNALING"}
 
 
-FORMAT = "%i|%T|%r|%N|%S"
+FORMAT = "%i|%T|%r|%N|%S|%A"
 NOTHING = {"", "N/A", "(null)", "None"}
 
 
 def find_job(job_id: str) -> SlurmJob | None:
-    """The job, while Slurm knows it; raises HostUnreachable where Slurm does not answer."""
+    """The job, or the task of an array (4711_3), while Slurm knows it; raises HostUnreachable where Slurm does not
+    answer.
+    """
+    return find_jobs([job_id]).get(job_id)
+
+
+def find_jobs(job_ids: Iterable[str]) -> dict[str, SlurmJob]:
+    """Of these jobs, and tasks of arrays, those that Slurm knows, by one question; raises as `find_job` does."""
+    if not (wanted := set(job_ids)):
+        return {}
+    arrays = sorted({job_id.partition("_")[0] for job_id in wanted})
+    argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(arrays)}", f"--format={FORMAT}"]
     try:
-        lines = slurm("squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--format={FORMAT}").splitlines()
+        lines = [line.strip().split("|") for line in slurm(*argv).splitlines()]
     except GanglineError as error:
         if "Invalid job id" in error.seen:
-            return None
+            return {}
         raise
-    return read_job(lines[0]) if lines else None
+    # by its number first: one task of an array has the number of the array
+    found = {words[-1]: words for words in lines} | {words[0]: words for words in lines}
+    return {job_id: _job(found[job_id]) for job_id in wanted & found.keys()}
+
+
+def own_job(variables: Mapping[str, str]) -> str | None:
+    """The id of the job around us as every command of Slurm takes it, which for a task of an array is 4711_3: with its
+    number alone `scontrol requeue` may mean all tasks. None: there is no job around us.
+    """
+    array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else variables.get(IN_ALLOCATION)
 
 
 def read_job(line: str) -> SlurmJob:
     """The job that a line of squeue in FORMAT shows."""
-    number, state, reason, nodes, starts = ("" if word in NOTHING else word for word in line.strip().split("|"))
+    return _job(line.strip().split("|"))
+
+
+def _job(words: Sequence[str]) -> SlurmJob:
+    job_id, state, reason, nodes, starts, number = ("" if word in NOTHING else word for word in words)
     return SlurmJob(
-        id=number,
+        id=job_id,
+        number=number,
         state=state,
         reason=reason,
         nodes=tuple(node_names(nodes)) if nodes else (),

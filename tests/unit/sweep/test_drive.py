@@ -9,7 +9,6 @@ from random import Random
 
 from gangline.errors import RunFailed
 from gangline.runs.record_versions import write_record
-from gangline.sweep.drive import Driver
 from gangline.sweep.points import axes_of, grid
 from gangline.sweep.records import TrialRecord, create_trial, load_trials
 from gangline.sweep.schedule import make_halving, ranking
@@ -59,30 +58,11 @@ def test_the_next_trial_is_prepared_on_a_host_that_is_about_to_be_free(tmp_path:
     assert sorted(name for name, _ in runs.starts) == [str(trial.number) for trial in trials]
 
 
-def test_one_trial_alone_is_driven_to_its_end_as_a_task_of_an_array_does(tmp_path: Path) -> None:
-    runs = played()
-    layout = played_sweep(tmp_path, POINTS)
-    Driver(layout, runs, only=3, clock=runs.clock, wait=runs.wait).run()
-    assert [trial.number for trial in load_trials(layout) if trial.phase == "finished"] == [3]
-    assert [name for name, _ in runs.starts] == ["3"]
-
-
 def test_at_once_limits_how_many_run(tmp_path: Path) -> None:
     runs = played()
     trials = drive_to_the_end(played_sweep(tmp_path, POINTS, at_once=2), runs)
     assert runs.most_at_once == 2
     assert all(trial.phase == "finished" for trial in trials)
-
-
-def test_where_a_queue_hands_out_hosts_all_trials_wait_in_it_or_as_many_as_may_run_at_once(tmp_path: Path) -> None:
-    nowhere = dict.fromkeys(range(1, 9), ())
-    runs = played()
-    trials = drive_to_the_end(played_sweep(tmp_path / "all", POINTS, hosts=(), fits=nowhere), runs)
-    assert runs.most_at_once == 8
-    assert {trial.phase for trial in trials} == {"finished"}
-    runs = played()
-    drive_to_the_end(played_sweep(tmp_path / "some", POINTS, hosts=(), fits=nowhere, at_once=3), runs)
-    assert runs.most_at_once == 3
 
 
 def test_a_failed_trial_keeps_its_cause_and_the_others_go_on(tmp_path: Path) -> None:

@@ -114,3 +114,9 @@ def test_the_ranking_is_by_the_last_loss_with_failed_trials_at_the_end() -> None
     best = best_trial(trials)
     assert best is not None
     assert best.number == 1  # the second has saved nothing for sure while it runs
+
+
+def test_of_a_metric_whose_highest_value_is_the_best_the_highest_comes_first() -> None:
+    trials = [trial(1, losses={"1": 0.5}), trial(2, losses={"1": 0.9}), trial(3, losses={"1": None}), trial(4)]
+    assert [each.number for each in ranking(trials, highest=True)] == [2, 1, 3, 4]
+    assert [each.number for each in ranking(trials)] == [1, 2, 3, 4]

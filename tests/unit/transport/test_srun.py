@@ -51,12 +51,12 @@ def test_escape_sequences_of_slurm_reach_no_terminal():
 
 
 def test_jobs_are_read_from_squeue():
-    job = slurm_commands.read_job("41|PENDING|Priority||2026-11-27T01:02:03")
+    job = slurm_commands.read_job("41|PENDING|Priority||2026-11-27T01:02:03|41")
     assert (job.id, job.waits, job.active, job.nodes) == ("41", True, True, ())
     assert (job.reason, job.starts) == ("Priority", "2026-11-27T01:02:03")
-    job = slurm_commands.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03")
+    job = slurm_commands.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03|42")
     assert (job.waits, job.active, job.nodes, job.reason) == (False, True, ("n1", "n2"), "")
-    assert not slurm_commands.read_job("43|CANCELLED|None||N/A").active
+    assert not slurm_commands.read_job("43|CANCELLED|None||N/A|43").active
 
 
 def test_a_job_that_slurm_has_forgotten_is_none(monkeypatch):
