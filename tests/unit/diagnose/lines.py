@@ -36,7 +36,7 @@ LINES = {
     "illegal-access": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
     "no-gpu": "RuntimeError: No CUDA GPUs are available",
     "other-collective": "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(OpType=ALLREDUCE)",
-    "nccl-timeout": "[rank0]:[E1218 20:27:21 ProcessGroupNCCL.cpp:629] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST) ran for 600081 milliseconds before timing out.",
+    "nccl-timeout": "[E ProcessGroupNCCL.cpp:587] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(OpType=BROADCAST, Timeout(ms)=600000) ran for 600081 milliseconds before timing out.",
     "nccl-remote": "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
     "nccl-system": "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
     "no-module": "ModuleNotFoundError: No module named 'peft.tuners'",
