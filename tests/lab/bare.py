@@ -139,6 +139,10 @@ print(json.dumps({"files": files, "hostname": socket.gethostname(), "rules": jso
 FOLDERS = ("/etc", "/root", "/home")
 
 
+LEFT_BY_PREPARE = rf"/home/{LOGIN}/(\.local(/state(/gangline(/prepare(/.*)?)?)?)?|\.sudo_as_admin_successful)"
+"""The user's journal of `gangline prepare`, and the mark that sudo sets at its first use: an undo leaves them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BareKind:
     """What a bare machine has."""
@@ -250,9 +254,11 @@ class BareHost(LabHost):
             if said in {"running", "degraded"}:
                 break
             time.sleep(0.1)
-        failed = self.run(["systemctl", "--failed", "--plain", "--no-legend"]).stdout
         if said != "running":
-            raise LabFailed(f"{self.name} is {said}: {failed}{self.run(['systemctl', 'list-jobs']).stdout}")
+            failed = self.run(["systemctl", "--failed", "--plain", "--no-legend"]).stdout
+            jobs = self.run(["systemctl", "list-jobs"]).stdout
+            journal = self.run(["journalctl", "--boot", "--no-pager", "--priority=warning", "--lines=30"]).stdout
+            raise LabFailed(f"{self.name} is {said}: {failed}{jobs}{journal}")
 
     def reboot(self) -> None:
         """Kill all that runs on it, and start it again on the same files."""
@@ -329,7 +335,7 @@ class BareLab(Lab):
         options = [
             f"PreferredAuthentications={how}",
             f"BatchMode={'yes' if key else 'no'}",
-            "ConnectTimeout=10",
+            "ConnectTimeout=5",
             "NumberOfPasswordPrompts=1",
             "ControlPath=none",
             "StrictHostKeyChecking=accept-new",
@@ -342,6 +348,18 @@ class BareLab(Lab):
             "LAB_PASSWORD": host.password,
         }
         return self.user.run(["ssh", *words, f"{login}@{host.address}", *argv], env=env, timeout_s=40)
+
+    def let_in_by_key(self) -> None:
+        """What `ssh-keygen` and `ssh-copy-id` do, once for each host, and names for them in the desk's ssh_config."""
+        self.user.check(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{self.user.home}/.ssh/id_ed25519"])
+        key = self.user.read(".ssh/id_ed25519.pub").decode().strip()
+        for host in self.hosts:
+            bring = f"umask 077 && mkdir -p ~/.ssh && echo '{key}' >> ~/.ssh/authorized_keys"
+            done = self.log_in(host, [bring])
+            if done.returncode:
+                raise LabFailed(f"{host.name}: {done.stderr}")
+        rows = [f"Host {host.name}\n HostName {host.address}\n User {host.login}\n" for host in self.hosts]
+        self.user.write(".ssh/config", "".join(rows), 0o600)
 
     def _build(self) -> None:
         self._network = network.Network(self.mode, num_nics=self._site.num_nics, env=self._switch_env())

@@ -29,7 +29,7 @@ class _PrepareTerminal(Terminal):
 def command(  # noqa: PLR0913  (options of a command line)
     words: Annotated[
         list[str] | None,
-        argument("STEP | HOST", "steps (names, limits) and hosts of the cluster; by default all of both"),
+        argument("STEP | HOST", "steps (names, limits, firewall) and hosts of the cluster; by default all of both"),
     ] = None,
     cluster: ClusterFile = None,
     yes: Annotated[

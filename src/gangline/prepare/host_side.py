@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.errors import GanglineError, UsageError
-from gangline.prepare.prepare_step import Asks, FileRead, HostReading, Scope, StepPlan
+from gangline.prepare.prepare_step import Asks, FileRead, HostReading, PrepareStep, Scope, StepPlan
 from gangline.transport.ssh_options import printable, understood
 from gangline.transport.transport import AGENT, Transport
 
@@ -77,13 +77,32 @@ class HostSide:
         """The same host over another connection."""
         return HostSide(self.name, transport, user=self.user, passwords=self._passwords)
 
-    def read(self, asks: Asks) -> HostReading:
+    def read(self, asks: Asks, *, scope: Scope = "user") -> HostReading:
         """What a step wants to know; raises GanglineError."""
-        (record,) = self._ask({"do": "read", **asks.to_json()}, timeout_s=READ_S)
+        (record,) = self._ask({"do": "read", "scope": scope, **asks.to_json()}, timeout_s=READ_S)
         with understood(self.name, "what a step asked for"):
             reading = _reading(record)
-        self.user = reading.user
+        if scope == "user":
+            self.user = reading.user
         return reading
+
+    def read_for(self, steps: Sequence[PrepareStep]) -> HostReading:
+        """What these steps want to know, as root where one has to; raises GanglineError.
+
+        Where nobody types a password that sudo wants, what root alone can read is not in the answer.
+        """
+        asks, root_asks = Asks(), Asks()
+        for step in steps:
+            asks = asks.with_all_of(step.asks)
+        reading = self.read(asks)
+        for step in steps:
+            root_asks = root_asks.with_all_of(step.root_asks(reading)) if step.root_asks else root_asks
+        if not root_asks:
+            return reading
+        try:
+            return reading.with_all_of(self.read(root_asks, scope="root"))
+        except UsageError:
+            return reading
 
     def apply(self, step: str, scope: Scope, plan: StepPlan, *, txn: str, by: str) -> None:
         """Make the changes of one scope; raises GanglineError, and then none of them stands."""

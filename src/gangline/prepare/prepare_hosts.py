@@ -127,13 +127,10 @@ def _side(host: Host, transport: Transport, passwords: Passwords) -> HostSide:
 
 def _read(sides: dict[str, HostSide], steps: Sequence[PrepareStep], found: Prepared) -> dict[str, HostReading]:
     """What the steps want to know of every host that answers."""
-    asks = Asks()
-    for step in steps:
-        asks = asks.with_all_of(step.asks)
 
     def read(name: str) -> HostReading | GanglineError:
         try:
-            return sides[name].read(asks)
+            return sides[name].read_for(steps)
         except GanglineError as error:
             return error
         except (OSError, TimeoutError) as error:
@@ -253,7 +250,7 @@ def _confirm(host: Host, side: HostSide, scope: Scope, txn: str, deps: Dependenc
 
 def _prove(cluster: Cluster, host: Host, side: HostSide, step: PrepareStep, readings: dict[str, HostReading]) -> None:
     """Read again: the step has to find nothing more to change. Raises GanglineError."""
-    readings[host.name] = side.read(step.asks)
+    readings[host.name] = readings[host.name].with_all_of(side.read_for([step]))
     left = _plans(cluster, host, [step], readings)[step.name]
     if left.changes:
         lines = [line for change in left.changes for line in change.lines()]

@@ -8,6 +8,7 @@ left.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import difflib
 import hashlib
 from collections.abc import Callable, Mapping
@@ -44,6 +45,10 @@ class Asks:
             commands={**self.commands, **other.commands},
             programs=tuple(dict.fromkeys((*self.programs, *other.programs))),
         )
+
+    def __bool__(self) -> bool:
+        """Whether anything is asked."""
+        return bool(self.files or self.folders or self.commands or self.programs)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -85,6 +90,16 @@ class HostReading:
     """What each command printed, stripped; empty where it cannot be run."""
     programs: Mapping[str, str | None]
     """Where each program lies; None: nowhere."""
+
+    def with_all_of(self, other: HostReading) -> HostReading:
+        """This answer, with what another user of the same host could read."""
+        return dataclasses.replace(
+            self,
+            files={**self.files, **other.files},
+            folders={**self.folders, **other.folders},
+            commands={**self.commands, **other.commands},
+            programs={**self.programs, **other.programs},
+        )
 
     def output(self, name: str) -> str:
         """What a command printed."""
@@ -209,6 +224,9 @@ class PrepareStep:
     summary: str
     asks: Asks
     plan: Callable[[StepView], StepPlan]
+    root_asks: Callable[[HostReading], Asks] | None = None
+    """What only root can read, from the answer to `asks`; nothing where it is not needed, for sudo costs a password.
+    Where nobody gives one, the plan sees `asks` alone."""
 
 
 def content_diff(before: bytes | None, after: bytes | None, *, context: int = 1) -> list[str]:

@@ -6,12 +6,13 @@ import difflib
 from collections.abc import Sequence
 
 from gangline.errors import UsageError
+from gangline.prepare.firewall_rules import FIREWALL
 from gangline.prepare.hostnames import NAMES
 from gangline.prepare.prepare_step import PrepareStep
 from gangline.prepare.resource_limits import LIMITS
 from gangline.runs.cluster import Cluster
 
-STEPS: tuple[PrepareStep, ...] = (NAMES, LIMITS)
+STEPS: tuple[PrepareStep, ...] = (NAMES, LIMITS, FIREWALL)
 
 
 def chosen(words: Sequence[str], cluster: Cluster) -> tuple[tuple[PrepareStep, ...], tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """The verb `prepare`: what a step wants to know is read, changes are made, confirmed, listed, and taken back.
 
-    {"do": "read", "files", "commands", "programs"}
+    {"do": "read", "scope", "files", "commands", "programs"}
     {"do": "apply", "scope", "step", "txn", "by", "changes", "revert_s"}
     {"do": "confirm", "scope", "txn"}
     {"do": "undo", "scope", "steps", "dry", "expect"}
@@ -35,10 +35,10 @@ OUTPUT_CHARACTERS = 1 << 16
 
 def prepare(request: Record) -> Iterable[Record]:
     """The verb; see above. Raises VerbFailed."""
+    if request.get("scope") == "root" and os.geteuid() != 0 and "root_folder" not in request:
+        return sudo_session.ask_as_root(request)
     if request["do"] == "read":
         return [read(request)]
-    if request["scope"] == "root" and os.geteuid() != 0 and "root_folder" not in request:
-        return sudo_session.ask_as_root(request)
     return _in_words(_DO[request["do"]](request, _Place(request)))
 
 
