@@ -17,7 +17,6 @@ from gangline.launch.backends import BACKENDS, backend
 from gangline.launch.poll import free_port
 from gangline.provision.ask import AskLook, ask_look
 from gangline.provision.console import Console
-from gangline.provision.environment import wrapped
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, in_allocation
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
@@ -208,6 +207,9 @@ def located(cluster: Cluster, transports: Transports) -> Cluster:
 
 def _located(host: Host, transport: Transport) -> Host:
     """The host with absolute paths; a Python from a lock is chosen later, from the facts of the host."""
+    # imported here: it costs 30 ms, which verbs that reach no host need not pay
+    from gangline.provision.environment import wrapped
+
     host = _expanded_paths(host, transport)
     return host if host.environment.kind == "locked" else wrapped(host)
 

@@ -6,11 +6,9 @@ import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gangline.context import Context
-from gangline.control.equip import Ready
-from gangline.control.start import start_attempt
 from gangline.errors import UsageError
 from gangline.launch.program import Again, Program, StallWatch, require_runnable
 from gangline.provision.code import lay_out, place_project, preview_project
@@ -20,6 +18,9 @@ from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import Record, load_if_there
+
+if TYPE_CHECKING:
+    from gangline.control.equip import Ready
 
 STALL_AFTER_S = 600.0
 
@@ -93,6 +94,9 @@ def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number
 
     Every run has a copy of its own for all attempts, so the command finds the files that it wrote there before.
     """
+    # imported here: it costs 0.1 s, and verbs that only read the record need none of it
+    from gangline.control.start import start_attempt
+
     write_documents(layout, {"command": record.to_json()})  # first, so that the run can be resumed after any error
     project = place_project(Path(record.folder), ready.cluster, context.transports, console=context.console)
     record = dataclasses.replace(record, project=project.to_json())

@@ -127,6 +127,17 @@ def test_help_needs_no_typer() -> None:
     assert verbs == ALWAYS
 
 
+def test_verbs_that_only_read_records_import_nothing_of_a_start() -> None:
+    """Plans, checks and what is brought to hosts take 0.1 s to import."""
+    verbs = ("ps", "attach", "logs", "stop", "export", "chat")
+    program = f"import sys, {', '.join(f'gangline.cli.{verb}' for verb in verbs)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    rooms = {".".join(name.split(".")[:2]) for name in done.stdout.split()}
+    assert "gangline.report" in rooms
+    assert not rooms & {"gangline.decide", "gangline.checks", "gangline.app"}
+    assert not set(done.stdout.split()) & {"gangline.control.start", "gangline.provision.environment"}
+
+
 def test_the_options_of_every_verb_are_the_agreed_ones() -> None:
     """A changed line here is a changed promise: update options.txt together with the docs."""
     assert options() == GOLDEN.read_text(encoding="utf-8")
