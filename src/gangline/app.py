@@ -32,7 +32,7 @@ from gangline.context import (
     starting,
 )
 from gangline.control.equip import claim, equip, preview, slots_held
-from gangline.control.slurm_job import SlurmRecord, must_submit, script, submit
+from gangline.control.slurm_job import must_submit, script, submit
 from gangline.control.start import (
     bring_inputs,
     carry_on,
@@ -73,6 +73,7 @@ from gangline.runs.layout import RunLayout, new_id
 from gangline.runs.record_versions import load_record
 from gangline.runs.registry import find_run, run_ids
 from gangline.runs.state import ProcessId, RunState
+from gangline.supervise.allocation import SlurmRecord
 from gangline.supervise.lock import prepare_lock
 
 # --- the verbs that start a run
@@ -142,7 +143,16 @@ def _submitted(
         shutil.rmtree(layout.folder, ignore_errors=True)
         raise
     context.console.report(f"run {layout.run_id} is job {number} of Slurm")
+    _say_what_stays(cluster, context)
     return layout
+
+
+def _say_what_stays(cluster: Cluster, context: Context) -> None:
+    if cluster.slurm is not None and not cluster.slurm.shared_home and context.secrets:
+        names = ", ".join(context.secrets)
+        context.console.report(
+            f"{names} stays on this computer: Slurm stores the batch script, and no other file reaches its nodes"
+        )
 
 
 def begin(layout: RunLayout, console: Console, deps: Dependencies) -> None:
@@ -245,6 +255,7 @@ def resume(
             state = replace(ended, phase="queued", supervisor=None, error=None)
             number = submit(layout, wanted, state, force=force, secrets=context.secrets)
         console.report(f"run {layout.run_id} continues as job {number} of Slurm")
+        _say_what_stays(wanted, context)
         return layout
     with (
         prepare_lock(layout),

@@ -152,6 +152,7 @@ class SlurmLab:
         return [self._lab[name] for name in self.names]
 
     def _set_up(self, host: LabHost) -> None:
+        host.check(["mkdir", "-p", str(HOME)], cwd="/")
         host.home = HOME
         host.env = {**host.env, **conf.user_env(HOME)}
         host.write("/etc/munge/munge.key", self._munge_key)

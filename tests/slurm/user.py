@@ -28,7 +28,8 @@ class Account(NewUser):
     def describes(self, **keys: object) -> None:
         """cluster.yaml: what every run asks of Slurm."""
         asked = {"nodes": 2, "save_before": 30, "ask_every": 1, "cpus_per_node": 2, "workdir": "/home/ada/work", **keys}
-        self.desk.write("cluster.yaml", json.dumps({"slurm": asked, "shared": "/home/ada"}))
+        shared = {"shared": "/home/ada"} if self.lab.shared else {}
+        self.desk.write("cluster.yaml", json.dumps({"slurm": asked, **shared}))
 
     def trains(self, model: Path, *, job: str, **keys: object) -> str:
         """A training job in the background; the run's id."""

@@ -155,6 +155,9 @@ class SlurmWords(Section):
     """How often Slurm is asked about a waiting job at most, in seconds."""
     slots: Count = 1
     """Ranks per node, where no GPUs are asked for."""
+    shared_home: bool = True
+    """Whether the nodes see gangline's home on this login host (GANGLINE_HOME). `false`: the batch script brings the
+    program, the model and the data, at most 4 MB of them packed."""
     workdir: Annotated[str, Field(pattern=HOST_PATH)] = "~/gangline"
     """Folder in which every node has a folder of its own for all that gangline writes there."""
     env: dict[Text, str | int | float | bool] = Field(default={})

@@ -407,6 +407,7 @@ def resolve_slurm(checked: Checked[ClusterWords], *, around: Surroundings) -> Sl
         notice_s=words.save_before,
         poll_s=words.ask_every,
         slots=words.slots,
+        shared_home=words.shared_home,
         workdir=words.workdir,
         python=python,
         environment=environment,

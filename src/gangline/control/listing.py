@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gangline.context import REAL, Dependencies
-from gangline.control.slurm_job import SlurmRecord, job_of
+from gangline.control.slurm_job import job_of
 from gangline.control.supervision import SupervisorRecord, open_run
+from gangline.control.unshared_home import renew
 from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostKeyRefused, RecordError, UsageError
 from gangline.inventory.facts import Inventory
@@ -29,7 +30,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import damaged, load_if_there, write_record
 from gangline.runs.registry import RunRecord, read_record, run_ids
 from gangline.runs.state import AttemptOutcome, RunState
-from gangline.supervise.allocation import between_allocations
+from gangline.supervise.allocation import SlurmRecord, between_allocations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +55,15 @@ def list_runs(home: Path, *, deps: Dependencies = REAL) -> list[RunListing]:
 
 
 def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
+    unread = _unread(layout)
     here = between_allocations(layout, read_record(layout, is_alive=lambda _process: True))
     damage = first_damage(layout, attempt=here.state.attempt if here.state else None)
     if damage is not None:
         return RunListing(record=here, last=None, damage=damage)
     if here.phase == "queued":
         return RunListing(record=here, last=None, waits=_why_it_waits(layout))
+    if unread is not None and not here.ended:
+        return RunListing(record=replace(here, silent=unread), last=None)
     known = _remembered(layout, here)
     if known is not None:
         return RunListing(record=here, last=known)
@@ -81,6 +85,15 @@ def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
     except (OSError, ValueError, KeyError, TypeError) as error:
         record = record if record.ended else replace(record, silent=f"its records cannot be read: {error}")
     return RunListing(record=record, last=last)
+
+
+def _unread(layout: RunLayout) -> str | None:
+    """Why the records of a run on nodes that do not see gangline's home are not the newest ones; None: they are."""
+    try:
+        renew(layout, starts_job=False)
+    except (GanglineError, OSError) as error:
+        return error.what if isinstance(error, GanglineError) else str(error)
+    return None
 
 
 def _why_it_waits(layout: RunLayout) -> str | None:

@@ -14,23 +14,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from gangline.context import REAL, Dependencies
 from gangline.control.end import stop
+from gangline.control.packed_run import packed, script_lines, take_over
 from gangline.control.supervision import RunHandle, open_run
+from gangline.control.unshared_home import nodes_of, renew
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.provision.console import Console
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, SlurmRequest
 from gangline.runs.files import write_atomic
 from gangline.runs.layout import RunLayout, SweepLayout
-from gangline.runs.record_versions import Record, load_if_there
+from gangline.runs.record_versions import load_if_there
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import RunState, now_iso
-from gangline.supervise.allocation import goes_on, waits
+from gangline.supervise.allocation import SlurmRecord, goes_on, waits
 from gangline.transport.local import our_python
-from gangline.transport.slurm_commands import SlurmJob, find_job, own_job, slurm
+from gangline.transport.slurm_commands import SlurmJob, find_job, in_script, job_name, own_job, slurm
 
 GONE_S = 90.0
 """How long a job may take to leave the queue after its last process: epilogs, KillWait."""
@@ -38,45 +39,6 @@ LEAVING_POLL_S = 5.0
 END_POLL_S = 1.0
 LOOK_S = 0.5
 """How often the records of a waiting run are read; Slurm is asked less often."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmRecord(Record):
-    """slurm.json of a run: the job that it is, or was last."""
-
-    job: str
-    """4711, or 4711_3 for a task of an array; "" until Slurm has it."""
-    submitted: str
-    cluster: Cluster
-    """What it asked for, without hosts."""
-    force: bool = False
-    requeues: int = 0
-    """How often the run was put back into the queue, at its time limit or when its nodes were wanted."""
-    leaving: int = 0
-    """The attempt that stops because of the time limit: the run goes back into the queue."""
-    noticed: int = 0
-    """The attempt that Slurm ends, to cancel the job or to start it again later."""
-    log: str = ""
-    """Where its batch step writes, with {job} for its id; "": into the folder of the run."""
-
-    def log_path(self, layout: RunLayout) -> Path:
-        """The log of its batch step."""
-        return Path((self.log or f"{layout.folder}/slurm-{{job}}.log").replace("{job}", self.job))
-
-    @property
-    def poll_s(self) -> int:
-        """How often Slurm may be asked about it."""
-        return _asked(self.cluster).poll_s
-
-    @staticmethod
-    def of(layout: RunLayout) -> SlurmRecord | None:
-        """The record of a run; None where it is no job of Slurm."""
-        return load_if_there(layout.slurm, SlurmRecord)
-
-
-def _asked(cluster: Cluster) -> SlurmRequest:
-    assert cluster.slurm is not None, "a cluster that is submitted to"
-    return cluster.slurm
 
 
 def must_submit(cluster: Cluster, variables: Mapping[str, str]) -> bool:
@@ -87,15 +49,15 @@ def must_submit(cluster: Cluster, variables: Mapping[str, str]) -> bool:
 # --- the script
 
 
-def script(layout: RunLayout, asked: SlurmRequest, *, name: str) -> str:
-    """The batch script of a run."""
-    options = [
-        f"--job-name=gangline-{layout.run_id}",
-        f"--comment={name}",
-        f"--output={layout.folder}/slurm-%j.log",
-        f"--chdir={layout.folder}",
-    ]
-    return batch_script(asked, _step_of(layout), options)
+def script(layout: RunLayout, asked: SlurmRequest, *, name: str, archive: bytes = b"") -> str:
+    """The batch script of a run. archive: what it brings to nodes that do not see gangline's home (`packed`)."""
+    options = [f"--job-name={job_name(layout.run_id)}", f"--comment={name}"]
+    if asked.shared_home:
+        options += [f"--output={layout.folder}/slurm-%j.log", f"--chdir={layout.folder}"]
+        return batch_script(asked, [*asked.setup, becomes(_step_of(layout))], options)
+    # requeued by Slurm, it might get nodes that have nothing of the run
+    options += ["--output=/dev/null", "--chdir=/"]
+    return batch_script(asked, script_lines(layout, asked, archive), options, requeue=False)
 
 
 def _step_of(layout: RunLayout) -> list[str]:
@@ -107,55 +69,59 @@ def _step_of(layout: RunLayout) -> list[str]:
     return our_python("gangline.sweep", str(sweep.folder), "--trial", str(trial["number"]))
 
 
-def batch_script(asked: SlurmRequest, words: Sequence[str], options: Sequence[str]) -> str:
-    """A batch script that becomes this command, with options of sbatch before those of the cluster file."""
+def becomes(words: Sequence[str]) -> str:
+    """The line of a batch script that becomes this command."""
+    return f"exec {' '.join(map(in_script, words))}"
+
+
+def batch_script(asked: SlurmRequest, body: Sequence[str], options: Sequence[str], *, requeue: bool = True) -> str:
+    """A batch script with these lines, and with options of sbatch before those of the cluster file."""
     options = [
         *options,
         "--open-mode=append",
-        "--requeue",
+        "--requeue" if requeue else "--no-requeue",
         "--no-kill",
         f"--signal=B:USR1@{asked.notice_s}",
         *asked.directives,
     ]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *(f"#SBATCH {_quoted(option)}" for option in options),
-            *asked.setup,
-            f"exec {' '.join(map(_quoted, words))}",
-            "",
-        ]
-    )
-
-
-def _quoted(word: str) -> str:
-    """A word for bash, and for the lines that sbatch reads."""
-    plain = all(char.isalnum() or char in "-_=./:,@%+~" for char in word)
-    return word if plain else "'" + word.replace("'", "'\\''") + "'"
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {in_script(option)}" for option in options), *body, ""])
 
 
 def submit(layout: RunLayout, cluster: Cluster, state: RunState, *, force: bool, secrets: Mapping[str, str]) -> str:
     """Hand a run to Slurm; the id of its job. Raises GanglineError with Slurm's own words where it refuses."""
-    asked = _asked(cluster)
-    path = layout.folder / SCRIPT
-    write_atomic(path, script(layout, asked, name=state.name).encode())
-    write_atomic(layout.folder / SECRETS, json.dumps(dict(secrets)).encode())
     before, state_before = SlurmRecord.of(layout), load_if_there(layout.state, RunState)
-    state.save(layout)  # the batch step may begin at once
-    try:
-        job = slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
-    except GanglineError:
-        if state_before is not None:
-            state_before.save(layout)
-        raise
-    SlurmRecord(
-        job=job,
+    record = SlurmRecord(
+        job="",
         submitted=now_iso(),
         cluster=replace(cluster, hosts=()),
         force=force,
         requeues=before.requeues if before else 0,
-    ).save(layout.slurm)
+    )
+    state.save(layout)  # the batch step may begin at once
+    record.save(layout.slurm)
+    try:
+        job = _hand_over(layout, record, name=state.name, secrets=secrets)
+    except GanglineError:
+        if state_before is not None:
+            state_before.save(layout)
+        if before is not None:
+            before.save(layout.slurm)
+        else:
+            layout.slurm.unlink()
+        raise
+    replace(SlurmRecord.of(layout) or record, job=job).save(layout.slurm)
     return job
+
+
+def _hand_over(layout: RunLayout, record: SlurmRecord, *, name: str, secrets: Mapping[str, str]) -> str:
+    """Write the batch script and hand it to Slurm; the id of the job."""
+    path, archive, options = layout.folder / SCRIPT, b"", []
+    if record.asked.shared_home:
+        write_atomic(layout.folder / SECRETS, json.dumps(dict(secrets)).encode())
+    else:
+        options, archive = nodes_of(layout, record.asked), packed(layout)
+    write_atomic(path, script(layout, record.asked, name=name, archive=archive).encode())
+    return slurm("sbatch", "--parsable", *options, str(path)).strip().partition(";")[0]
 
 
 SCRIPT = "slurm.sbatch"
@@ -184,6 +150,8 @@ def wait_until_begun(layout: RunLayout, console: Console) -> None:
         if time.monotonic() >= ask_at:
             ask_at = time.monotonic() + record.poll_s
             try:
+                renew(layout)
+                record = SlurmRecord.of(layout) or record
                 job = find_job(record.job)
             except HostUnreachable as error:
                 line = f"Slurm does not answer ({error.what}); job {record.job} stays in its queue"
@@ -248,7 +216,11 @@ def never_began(layout: RunLayout, record: SlurmRecord, job: SlurmJob | None) ->
     how = f"Slurm says {job.state}" if job else "Slurm does not know it any more"
     tail = _log_tail(layout, record)
     log = record.log_path(layout)
-    shared = f"do its nodes see {layout.root} and {sys.executable}? Both have to lie on folders that they share; "
+    shared = (
+        f"do its nodes see {layout.root} and {sys.executable}? If they cannot, write `slurm.shared_home: false`; "
+        if record.asked.shared_home
+        else ""
+    )
     error = RunFailed(
         f"job {record.job} ended before {layout.run_id} began",
         seen=f"{how}; {f'its log ends: {tail}' if tail else f'it wrote nothing into {log}'}",
@@ -270,6 +242,7 @@ def _log_tail(layout: RunLayout, record: SlurmRecord, *, lines: int = 4) -> str:
 
 def cancel_waiting(layout: RunLayout) -> bool:
     """End a job whose run has not begun; False where it has."""
+    renew(layout)
     record, state = SlurmRecord.of(layout), load_if_there(layout.state, RunState)
     if record is None or state is None or _phase(layout) not in WAITING:
         return False
@@ -336,6 +309,8 @@ class LogConsole:
 
 
 Begin = Callable[[RunLayout, Console, Dependencies], None]
+LET_READ_S = 5.0
+"""Where nodes do not see gangline's home, whoever follows reads the end of a run before its job has ended."""
 Watch = Callable[[RunHandle, RunRecord], None]
 """Called about once a second while a run runs, and when it has ended."""
 
@@ -371,6 +346,7 @@ def batch(layout: RunLayout, begin: Begin, *, watch: Watch = _nothing, deps: Dep
             seen=f"no {IN_ALLOCATION} here",
             fix="gangline train submits the job",
         )
+    take_over(layout, number)
     with _secrets_of(layout) as secrets:
         deps = replace(deps, variables={**deps.variables, **secrets})
         console.report(f"job {number} begins with {layout.run_id}")
@@ -416,8 +392,16 @@ def _stay(layout: RunLayout, number: str, notices: Notices, console: Console, de
         watch(run, record)
     if record.phase == "queued" and notices.limit:
         return _requeue(layout, number, console)
+    _let_read(layout)
     console.report(f"{layout.run_id} {record.phase}")
     return 1 if record.phase in {"failed", "lost"} else 0
+
+
+def _let_read(layout: RunLayout) -> None:
+    record = SlurmRecord.of(layout)
+    if record is None or record.asked.shared_home:
+        return
+    time.sleep(LET_READ_S)
 
 
 def _mark(layout: RunLayout, *, noticed: bool) -> None:
@@ -447,15 +431,20 @@ def _requeue(layout: RunLayout, number: str, console: Console) -> int:
     record.save(layout.slurm)
     state = RunState.load(layout)
     replace(state, phase="queued", supervisor=None).save(layout)
+    options: list[str] = []
+    if record.asked.shared_home:
+        try:
+            with _deaf():
+                slurm("scontrol", "requeue", number)
+            console.report(f"job {number} goes back into the queue")
+            return 0
+        except GanglineError as error:
+            console.report(f"{error.what}: {error.seen}; another job is submitted")
+    else:
+        options = nodes_of(layout, record.asked)
+        console.report(f"another job is submitted, for the same nodes: {options[0]}")
     try:
-        with _deaf():
-            slurm("scontrol", "requeue", number)
-        console.report(f"job {number} goes back into the queue")
-        return 0
-    except GanglineError as error:
-        console.report(f"{error.what}: {error.seen}; another job is submitted")
-    try:
-        job = slurm("sbatch", "--parsable", str(layout.folder / SCRIPT)).strip().partition(";")[0]
+        job = slurm("sbatch", "--parsable", *options, str(layout.folder / SCRIPT)).strip().partition(";")[0]
         replace(record, job=job, submitted=now_iso(), log="").save(layout.slurm)
     except GanglineError as error:
         replace(record, leaving=0).save(layout.slurm)

@@ -15,12 +15,13 @@ from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 from gangline.context import REAL, Context, Dependencies, Transports, reach, read_cluster
+from gangline.control.unshared_home import renew
 from gangline.errors import HostKeyRefused, HostUnreachable, RecordError, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
 from gangline.planner.outcome import Comparison, TimeReport
 from gangline.provision.console import Console
 from gangline.provision.trees import host_layout
-from gangline.report.follow import View, checked_board
+from gangline.report.follow import View, checked_board, raise_failure
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_atomic
 from gangline.runs.layout import RunLayout
@@ -34,7 +35,7 @@ from gangline.runs.record_versions import (
 )
 from gangline.runs.registry import RunRecord, find_run, read_record
 from gangline.runs.state import AttemptOutcome, ProcessId, RunState, parse_stat
-from gangline.supervise.allocation import between_allocations, left_here
+from gangline.supervise.allocation import SlurmRecord, between_allocations, left_here
 from gangline.transport.hostkeys import resolve
 from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import Transport, read_if_there
@@ -133,8 +134,9 @@ class RunHandle:
         return False
 
     def view(self) -> View:
-        """Where the run is read, to follow it; raises UsageError before it has hosts."""
+        """Where the run is read, to follow it; before it has hosts raises UsageError, or what ended it."""
         if not self.cluster.hosts:
+            raise_failure(self.record())
             raise UsageError(
                 f"{self.layout.run_id} has not begun",
                 seen="it waits in the queue of Slurm",
@@ -165,9 +167,10 @@ class RunHandle:
 def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[RunHandle]:
     """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
     layout = find_run(home, prefix)
+    renew(layout)
     cluster = read_cluster(layout)
     is_over = deps.is_over(cluster)
-    cluster = left_here(cluster) if is_over else cluster
+    cluster = left_here(cluster, SlurmRecord.of(layout)) if is_over else cluster
     supervisor = SupervisorRecord() if is_over else SupervisorRecord.load(layout)
     with reach(cluster, deps) as transports:
         if is_over and cluster.head.transport == "local" and RunState.load(layout).phase not in {"queued", "preparing"}:

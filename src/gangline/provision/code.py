@@ -431,7 +431,7 @@ def place_project(
 
     Raises UsageError for a folder that is too large, CheckFailed where a host has it with other content.
     """
-    with _packed(folder, limit_bytes) as (project, archive, chosen):
+    with packed_project(folder, limit_bytes) as (project, archive, chosen):
         _say(project, chosen, console)
         absent = _verified(project, _spots(project, cluster, transports))
         lacking = [spot for spot in absent if spot.path.name not in spot.transport.names(spot.path.parent)]
@@ -446,7 +446,7 @@ def place_project(
 
 def preview_project(folder: Path, *, console: Console = SILENT, limit_bytes: int = LIMIT_BYTES) -> Project:
     """What `place_project` would bring; says the same and changes nothing."""
-    with _packed(folder, limit_bytes) as (project, _archive, chosen):
+    with packed_project(folder, limit_bytes) as (project, _archive, chosen):
         _say(project, chosen, console)
     return project
 
@@ -528,7 +528,8 @@ def _and_more(names: tuple[str, ...]) -> str:
 
 
 @contextlib.contextmanager
-def _packed(folder: Path, limit_bytes: int) -> Iterator[tuple[Project, Archive, Selection]]:
+def packed_project(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Iterator[tuple[Project, Archive, Selection]]:
+    """A folder as one tar file on this computer, which goes at the end; raises UsageError for one that is too large."""
     chosen = select(folder, limit_bytes=limit_bytes)
     with scratch_folder() as scratch:
         archive = write_archive(Path(scratch) / "project.tar", chosen.files, chosen.links)

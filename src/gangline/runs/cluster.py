@@ -43,7 +43,9 @@ class Host:
     host_key: str | None = None
     """The pinned public key of its sshd: "ssh-ed25519 AAAA..."; nothing else is trusted."""
     allocation: str | None = None
-    """srun: the id of the Slurm job whose node it is."""
+    """srun: the id of the Slurm job whose node it is; None: it is reached by a short job of its own."""
+    job_options: tuple[str, ...] = ()
+    """srun: the options of that job."""
     environment: Environment = dataclasses.field(default_factory=Environment)
     """Where `python` comes from."""
     prefix: tuple[str, ...] = ()
@@ -108,6 +110,10 @@ class SlurmRequest:
     """How often Slurm is asked about a job that waits, at most."""
     slots: int = 1
     """Ranks per node where no GPUs are asked for."""
+    shared_home: bool = True
+    """Whether nodes see gangline's home on the login host; otherwise the batch script brings what a run needs."""
+    nodelist: str | None = None
+    """Nodes that have to be among those of the job: a run lies on their disks."""
     workdir: str = "~/gangline"
     """Each node works in a folder of its own below it."""
     python: str = ""
@@ -129,6 +135,7 @@ class SlurmRequest:
             "constraint": self.constraint,
             "time": self.time,
             "exclude": self.exclude,
+            "nodelist": self.nodelist,
         }
         return [
             *(f"--{name}={value}" for name, value in named.items() if value is not None),

@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangline.errors import GanglineError
-from gangline.runs.cluster import Cluster
+from gangline.runs.cluster import Cluster, Host, SlurmRequest
 from gangline.runs.layout import RunLayout
-from gangline.runs.record_versions import load_if_there
+from gangline.runs.record_versions import Record, load_if_there
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import ProcessId
 from gangline.transport.slurm_commands import find_job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmRecord(Record):
+    """slurm.json of a run: the job that it is, or was last."""
+
+    job: str
+    """4711, or 4711_3 for a task of an array; "" until Slurm has it."""
+    submitted: str
+    cluster: Cluster
+    """What it asked for, without hosts."""
+    force: bool = False
+    requeues: int = 0
+    """How often the run was put back into the queue, at its time limit or when its nodes were wanted."""
+    leaving: int = 0
+    """The attempt that stops because of the time limit: the run goes back into the queue."""
+    noticed: int = 0
+    """The attempt that Slurm ends, to cancel the job or to start it again later."""
+    log: str = ""
+    """Where its batch step writes, with {job} for its id; "": into the folder of the run."""
+    node: str = ""
+    """The first node of the job as it was last seen, where nodes do not see gangline's home."""
+    read: str = ""
+    """The job of which nothing is to be read from its node any more, where nodes do not see gangline's home."""
+
+    def log_path(self, layout: RunLayout) -> Path:
+        """The log of its batch step."""
+        return Path((self.log or f"{layout.folder}/slurm-{{job}}.log").replace("{job}", self.job))
+
+    @property
+    def asked(self) -> SlurmRequest:
+        """The allocation that it asks for."""
+        assert self.cluster.slurm is not None, "a cluster that is submitted to"
+        return self.cluster.slurm
+
+    @property
+    def poll_s(self) -> int:
+        """How often Slurm may be asked about it."""
+        return self.asked.poll_s
+
+    @staticmethod
+    def of(layout: RunLayout) -> SlurmRecord | None:
+        """The record of a run; None where it is no job of Slurm."""
+        return load_if_there(layout.slurm, SlurmRecord)
 
 
 def is_over(cluster: Cluster) -> bool:
@@ -25,13 +69,27 @@ def is_over(cluster: Cluster) -> bool:
     return False
 
 
-def left_here(cluster: Cluster) -> Cluster:
-    """The hosts of an allocation that has ended as this computer reads what they left on a shared disk; others stay."""
-    hosts = (
-        replace(host, transport="local") if host.transport == "srun" and Path(host.workdir).is_dir() else host
-        for host in cluster.hosts
-    )
-    return replace(cluster, hosts=tuple(hosts))
+def left_here(cluster: Cluster, record: SlurmRecord | None = None) -> Cluster:
+    """The hosts of an allocation that has ended as this computer reads what they left on a shared disk.
+
+    record: that of the run. Where its nodes share no disk with this computer, short jobs reach them; others stay.
+    """
+
+    def as_left(host: Host) -> Host:
+        if host.transport != "srun":
+            return host
+        if Path(host.workdir).is_dir():
+            return replace(host, transport="local")
+        return host if record is None or record.asked.shared_home else by_own_job(host, record.asked)
+
+    return replace(cluster, hosts=tuple(map(as_left, cluster.hosts)))
+
+
+def by_own_job(node: Host, asked: SlurmRequest) -> Host:
+    """A node as a short job of its own reaches it, in the partition and for the account that a run asks for."""
+    named = {"partition": asked.partition, "account": asked.account, "qos": asked.qos}
+    options = (*(f"--{name}={value}" for name, value in named.items() if value is not None), *asked.options)
+    return replace(node, allocation=None, job_options=options)
 
 
 def prepares(layout: RunLayout, process: ProcessId) -> bool:

@@ -325,6 +325,12 @@ def _require_queue(cluster: Cluster) -> SlurmRequest:
             seen=found[0],
             fix="take it out; --at-once K says its limit",
         )
+    if not cluster.slurm.shared_home:
+        raise UsageError(
+            "a sweep needs a folder that login host and nodes share",
+            seen="slurm.shared_home: false",
+            fix="set GANGLINE_HOME to such a folder and leave the key out; or start the points one by one",
+        )
     partition_of(cluster.slurm)
     return cluster.slurm
 

@@ -27,9 +27,9 @@ from gangline.control.slurm_job import (
     SCRIPT,
     SECRETS,
     LogConsole,
-    SlurmRecord,
     batch,
     batch_script,
+    becomes,
     never_began,
     no_longer_waits,
     script,
@@ -45,7 +45,7 @@ from gangline.runs.layout import RunLayout, SweepLayout
 from gangline.runs.record_versions import load_if_there, write_record
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import RunState, now_iso
-from gangline.supervise.allocation import goes_on
+from gangline.supervise.allocation import SlurmRecord, goes_on
 from gangline.sweep.drive import with_figures
 from gangline.sweep.hparams import TrialEvents
 from gangline.sweep.records import (
@@ -85,7 +85,9 @@ def array_script(layout: SweepLayout, request: SweepRecord, numbers: Sequence[in
         f"--output={layout.folder}/trials/%a/slurm-%A_%a.log",
         f"--chdir={layout.folder}",
     ]
-    return batch_script(_asked(request), our_python("gangline.sweep", str(layout.folder), "--trial"), options)
+    asked = _asked(request)
+    words = our_python("gangline.sweep", str(layout.folder), "--trial")
+    return batch_script(asked, [*asked.setup, becomes(words)], options)
 
 
 def ranges(numbers: Iterable[int]) -> str:

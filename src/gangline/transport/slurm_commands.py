@@ -95,6 +95,17 @@ def refused(argv: Sequence[str], stderr: str) -> GanglineError:
     return GanglineError(f"{argv[0]} refused", seen=said or f"{' '.join(argv)} printed nothing", fix=fix)
 
 
+def in_script(word: str) -> str:
+    """A word for bash, and for the lines that sbatch reads."""
+    plain = all(char.isalnum() or char in "-_=./:,@%+~" for char in word)
+    return word if plain else "'" + word.replace("'", "'\\''") + "'"
+
+
+def job_name(run_id: str) -> str:
+    """What the job of a run is called."""
+    return f"gangline-{run_id}"
+
+
 HARMLESS = "lacks support for cpu binding"
 """A site without the plug-in says so about every step, whose cores are free then anyway."""
 
@@ -109,8 +120,10 @@ def words_of(stderr: str) -> str:
 
 
 def step_argv(host: Host) -> list[str]:
-    """The srun that runs one command on a node of an allocation, beside whatever else runs there."""
-    assert host.allocation is not None, "a host of an allocation"
+    """The srun that runs one command on a node: of an allocation beside whatever else runs there, or as a job."""
+    if host.allocation is None:
+        one = (f"--nodelist={host.name}", "--nodes=1", "--ntasks=1", "--job-name=gangline-read", "--quiet")
+        return ["srun", *one, f"--immediate={IMMEDIATE_S}", *host.job_options]
     return [
         "srun",
         f"--jobid={host.allocation}",
@@ -121,6 +134,8 @@ def step_argv(host: Host) -> list[str]:
     ]
 
 
+IMMEDIATE_S = 50
+"""How long a command waits for a node that is to be read by a job of its own."""
 OVERLAP = ("--overlap", "--mem=0", "--cpu-bind=none", "--no-kill", "--kill-on-bad-exit=0", "--quiet")
 """A step that takes nothing from others, keeps all of the node's cores, and outlives other nodes."""
 
@@ -189,6 +204,13 @@ def own_job(variables: Mapping[str, str]) -> str | None:
     """
     array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else variables.get(IN_ALLOCATION)
+
+
+def find_named(name: str) -> SlurmJob | None:
+    """The newest of the user's jobs of that name, while Slurm knows one; raises HostUnreachable."""
+    said = slurm("squeue", "--me", "--noheader", "--states=all", f"--name={name}", f"--format={FORMAT}")
+    jobs = [read_job(line) for line in said.splitlines() if line.strip()]
+    return max(jobs, key=lambda job: int(job.id), default=None)
 
 
 def read_job(line: str) -> SlurmJob:

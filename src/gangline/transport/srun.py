@@ -66,6 +66,13 @@ class SrunConnection:
         """Why the connection ended."""
         name, job, code = self._host.name, self._host.allocation, self.channel.returncode
         said = words_of(self.channel.stderr.decode("utf-8", "replace"))
+        if job is None:
+            return HostUnreachable(
+                f"{name} cannot be read: Slurm starts no job there now",
+                seen=said or str(lost),
+                fix=f"sinfo -n {name} says how the node stands; try again once it is free",
+                reason="unreachable",
+            )
         if code == NO_PYTHON:
             return HostUnreachable(
                 f"{name} has no Python 3.8 or newer",

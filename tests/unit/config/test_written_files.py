@@ -73,6 +73,6 @@ def test_the_examples_of_the_reference_can_be_loaded(tmp_path):
 
 def test_every_field_of_a_host_has_a_key():
     renamed = {"ssh_port": "port"}
-    found_out = {"prefix", "code", "allocation"}
+    found_out = {"prefix", "code", "allocation", "job_options"}
     fields = {renamed.get(name, name) for name in Host.__dataclass_fields__} - found_out
     assert fields == set(cluster_schema()["$defs"]["HostWords"]["properties"])
