@@ -462,7 +462,7 @@ def is_witness(text: str) -> bool:
 def matches(signature: Signature, text: str) -> Iterator[re.Match[str]]:
     """Every match of every pattern. Most texts have few heads, and a search for plain characters is 20 times faster."""
     for pattern in signature.patterns:
-        expression, head, at, then_at = re.compile(pattern, re.DOTALL), head_of(pattern), 0, -1
+        expression, head, at, then_at = _compiled(pattern), head_of(pattern), 0, -1
         while (at := text.find(head, at)) >= 0:
             if then_at < at and (then_at := text.find(signature.then, at)) < 0:
                 break
@@ -473,6 +473,12 @@ def matches(signature: Signature, text: str) -> Iterator[re.Match[str]]:
                 at = match.end()
             else:
                 at += 1
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Kept: there are more patterns than `re` remembers."""
+    return re.compile(pattern, re.DOTALL)
 
 
 @functools.cache
