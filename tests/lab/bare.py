@@ -19,6 +19,7 @@ Not there: udev, timesyncd, getty. Nobody can set the clock: the capability is d
 
 import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -155,6 +156,8 @@ class BareKind:
     """More units that are enabled ("avahi-daemon.service")."""
     hostname: str = "ubuntu"
     disk: str = "1g"
+    binds: tuple[str | Path, ...] = ()
+    """Folders of this machine that it has, too, read-only: `lab_folders()` to train with the Python of the tests."""
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -327,7 +330,10 @@ class BareLab(Lab):
 
     def can_log_in(self, host: BareHost, *, key: bool = False, login: str = LOGIN) -> bool:
         """Whether a new login works now, from the desk: with the password, or with a key of the desk's user."""
-        return self.log_in(host, ["true"], key=key, login=login).returncode == 0
+        try:
+            return self.log_in(host, ["true"], key=key, login=login).returncode == 0
+        except subprocess.TimeoutExpired:  # let in, and cut off in the middle
+            return False
 
     def log_in(self, host: BareHost, argv: list[str], *, key: bool = False, login: str = LOGIN):
         """Run a command by a new login from the desk."""
@@ -336,6 +342,8 @@ class BareLab(Lab):
             f"PreferredAuthentications={how}",
             f"BatchMode={'yes' if key else 'no'}",
             "ConnectTimeout=5",
+            "ServerAliveInterval=2",
+            "ServerAliveCountMax=2",
             "NumberOfPasswordPrompts=1",
             "ControlPath=none",
             "StrictHostKeyChecking=accept-new",
@@ -347,7 +355,7 @@ class BareLab(Lab):
             "SSH_ASKPASS_REQUIRE": "force",
             "LAB_PASSWORD": host.password,
         }
-        return self.user.run(["ssh", *words, f"{login}@{host.address}", *argv], env=env, timeout_s=40)
+        return self.user.run(["ssh", *words, f"{login}@{host.address}", *argv], env=env, timeout_s=30)
 
     def let_in_by_key(self) -> None:
         """What `ssh-keygen` and `ssh-copy-id` do, once for each host, and names for them in the desk's ssh_config."""
@@ -376,7 +384,7 @@ class BareLab(Lab):
 
     def _bare_machine(self, index: int) -> Settings:
         name = self._site.names[index]
-        kind = HostKind(hosts_file="own", disk=self._bare[name].disk)
+        kind = HostKind(hosts_file="own", disk=self._bare[name].disk, binds=self._bare[name].binds)
         settings = self._site.machine(name, network.FIRST_NUMBER + index, kind)
         return {**settings, "INIT": "systemd", "NETWORK": "link set lo up"}
 
