@@ -70,3 +70,18 @@ def test_the_other_hosts_are_let_in_and_nobody_else_until_it_is_undone(bare):
     for host in lab.hosts:
         assert differences(before[host.name], host.snapshot(), ignore=LEFT_BY_PREPARE) == [], host
     assert reached(lab, 29500) == set()
+
+
+@pytest.mark.timeout(300)
+def test_check_says_who_is_not_let_in_and_who_comes_in_from_outside(bare):
+    lab = bare({"pc1": BareKind(), "pc2": BareKind(firewall="nftables")})
+    lab.let_in_by_key()
+    lab.user.check([*GANGLINE, "init", "pc1", "pc2", "--yes"], timeout_s=90)
+    found = json.loads(lab.user.run([*GANGLINE, "check", "--json"], timeout_s=90).stdout)["findings"]
+    closed = [row for row in found if row["id"].startswith("E-NET-") and row["severity"] == "fail"]
+    assert closed
+    assert all("pc2" in json.dumps(row) and "gangline prepare firewall" in row["fix"] for row in closed)
+    assert [row["hosts"] for row in found if row["id"] == "E-SEC-04"] == [["pc1"]]
+    dry = lab.user.run([*GANGLINE, "prepare", "firewall"], timeout_s=90)
+    assert "no firewall is active here" in dry.stdout
+    assert "only root can read the rules of nftables" in dry.stdout  # nobody is there to type sudo's password

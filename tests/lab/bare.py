@@ -14,7 +14,7 @@
 Each has a wrong name (several machines are called `ubuntu`), `127.0.1.1` in its hosts file, Debian's own sshd_config
 with PAM, and a firewall that lets ssh in and nothing else. systemd is real: units, journal, logind, hostnamed, networkd.
 
-Not there: udev, timesyncd, getty. Nobody can set the clock: the capability is dropped, and chronyd runs with -x.
+Not there: udev, timesyncd, getty. Nobody can set the clock: the capability is dropped.
 """
 
 import json
@@ -132,6 +132,7 @@ def look(path):
 for top in sys.argv[1:]:
     look(top)
     for folder, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if not os.path.ismount(os.path.join(folder, name))]
         for name in folders + names:
             look(os.path.join(folder, name))
 rules = subprocess.run(["nft", "--json", "list", "ruleset"], stdout=subprocess.PIPE, check=True).stdout
@@ -226,6 +227,8 @@ class BareHost(LabHost):
         """Before the first boot: what its maker left on it."""
         argv = ["sh", "-ec", SET_UP, "set-up", LOGIN, self.kind.hostname, " ".join(self.kind.units), " ".join(MASKED)]
         self.check(argv, stdin=f"{LOGIN}:{PASSWORD}\n")
+        if self.kind.binds:
+            self.check(["chmod", "711", str(self.home)])  # below it may lie what the user runs
         self.write("/etc/ssh/sshd_config", SSHD_CONFIG)
         self.host_key = " ".join(self.read("/etc/ssh/ssh_host_ed25519_key.pub").decode().split()[:2])
         if self.kind.network == "networkd":

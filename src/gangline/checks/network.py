@@ -12,8 +12,8 @@ from gangline.runs.cluster import Cluster, Host
 
 NOTHING = Pairs(measured="", tier="quick")
 LET_IN = (
-    "let the hosts of the cluster ({addresses}) in on {targets}; ufw: sudo ufw allow from ADDRESS; firewalld: "
-    "sudo firewall-cmd --permanent --zone=trusted --add-source=ADDRESS"
+    "gangline prepare firewall lets the hosts ({addresses}) in on {targets}; by hand: sudo ufw allow from ADDRESS; "
+    "sudo firewall-cmd --zone=trusted --add-source=ADDRESS"
 )
 
 
