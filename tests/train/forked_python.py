@@ -6,11 +6,12 @@
 `-m gangline.worker.trace ...` and `-m torch.distributed.run ...` to the zygote, with its environment, folder and
 standard streams, and waits: the zygote forks a process that does the work. The program passes signals on, and ends as
 that process ends. Where the program is killed, the zygote kills the process. torchrun starts its ranks with this
-program again (PYTHON_EXEC). The real Python does everything else. Beside it is a `gangline` that takes the program for
-its own Python, so that what it starts on this computer is as quick.
+program again (PYTHON_EXEC). The real Python does everything else. Beside it is a `gangline` whose verbs are forked, too, and
+take the program for their own Python, so that what they start on this computer is as quick.
 
 The parent of such a process is the zygote, and its environment as /proc shows it is the zygote's: what looks for
-processes of a run finds the program. The story of tests/lab/test_story.py takes the real Python for everything.
+processes of a run finds the program. So supervisors, which outlive the program that started them, have the real
+Python. The story of tests/lab/test_story.py takes it for everything.
 """
 
 import atexit
@@ -31,6 +32,7 @@ from tests.train.messages import receive, send
 WORKER = "gangline.worker"
 TRACE = "gangline.worker.trace"
 TORCHRUN = "torch.distributed.run"
+GANGLINE = "gangline.cli.main"
 _MOST_DESCRIPTORS = 4096
 _PR_SET_PDEATHSIG = 1
 _PROGRAM = """\
@@ -45,6 +47,14 @@ if words[:2] == ["-m", {torchrun!r}] or words[:3] == ["-m", {worker!r}, "launch"
     os.environ["PYTHON_EXEC"] = sys.argv[0]
 if words[:1] != ["-m"] or words[1] not in {{{worker!r}, {trace!r}, {torchrun!r}}}:
     os.execv(python, [python, *words])
+executable, imports_from = os.environ.get("PYTHON_EXEC", python), os.getcwd()
+"""
+_GANGLINE = """\
+#!{python} -IS
+import os, sys
+words, executable, imports_from = ["-m", {gangline!r}, *sys.argv[1:]], {program!r}, {programs!r}
+"""
+_HAND_OVER = """\
 import signal, socket
 sys.path.append({folder!r})
 from messages import receive, send
@@ -53,8 +63,8 @@ signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
 channel = socket.socket(socket.AF_UNIX)
 channel.connect({address!r})
 socket.send_fds(channel, [b"."], [0, 1, 2])
-umask = os.umask(0)
-send(channel, {{"words": words, "environment": dict(os.environ), "folder": os.getcwd(), "umask": umask}})
+request = {{"words": words, "executable": executable, "imports_from": imports_from, "umask": os.umask(0)}}
+send(channel, {{**request, "environment": dict(os.environ), "folder": os.getcwd()}})
 pid = receive(channel)["pid"]
 def pass_on(number, frame):
     try:
@@ -71,23 +81,16 @@ if -code in PASSED_ON:
     signal.signal(-code, signal.SIG_DFL)
 os.kill(os.getpid(), -code)
 """
-_GANGLINE = """\
-#!{python}
-import sys
-sys.executable = {program!r}
-from gangline.cli.main import main
-sys.exit(main())
-"""
 
 
 def write_program(folder: Path, address: str) -> Path:
     """The program, which finds the zygote at this address, and `gangline` beside it."""
     path = folder / "python"
     here = str(Path(__file__).parent)
-    modules = {"worker": WORKER, "trace": TRACE, "torchrun": TORCHRUN}
-    words = {"python": sys.executable, **modules, "folder": here, "address": address}
+    modules = {"worker": WORKER, "trace": TRACE, "torchrun": TORCHRUN, "gangline": GANGLINE}
+    words = {"python": sys.executable, **modules, "folder": here, "address": address, "program": str(path)}
     for file, text in ((path, _PROGRAM), (path.with_name("gangline"), _GANGLINE)):
-        file.write_text(text.format(**words, program=str(path)), encoding="utf-8")
+        file.write_text((text + _HAND_OVER).format(**words, programs=str(folder)), encoding="utf-8")
         file.chmod(0o755)
     return path
 
@@ -188,8 +191,8 @@ def _become(streams, request, *, parent: int) -> None:
         stream.reconfigure(line_buffering=True, write_through="PYTHONUNBUFFERED" in os.environ)
     _, module, *words = request["words"]
     sys.argv = [module, *words]
-    sys.executable = os.environ.get("PYTHON_EXEC", sys.executable)
-    sys.path[0] = request["folder"]
+    sys.executable = request["executable"]
+    sys.path[0] = request["imports_from"]
     sys.path[1:1] = folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
     if any(Path(folder, "gangline").exists() for folder in folders):  # it is to be that one
         for name in [name for name in sys.modules if name.partition(".")[0] == "gangline"]:

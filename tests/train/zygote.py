@@ -1,7 +1,7 @@
 """The process from which every rank of the tests is forked, so that imports are paid for once.
 
-It imports torch, transformers, peft and all of gangline's worker (unless its third argument is `plain`), starts no
-thread and touches no GPU, then answers two requests on the socket whose descriptor is its first argument: fork a child that serves a channel of its
+It imports torch, transformers, peft, all of gangline's worker and its verbs (unless its third argument is `plain`),
+starts no thread and touches no GPU, then answers two requests on the socket whose descriptor is its first argument: fork a child that serves a channel of its
 own, and reap one that has ended. At the socket whose descriptor is the second one, programs ask for processes that do
 their work (forked_python.py).
 It ends when pytest does.
@@ -76,15 +76,18 @@ def _import_everything() -> None:
     import transformers.models.gpt2.modeling_gpt2
     import transformers.models.llama.modeling_llama
 
+    import gangline.cli
+    import gangline.config
     import gangline.strategies
     import gangline.worker
 
     torch.set_num_threads(1)
     del deepspeed, peft, safetensors, tokenizers, transformers
     with _strict():
-        for package in (gangline.worker, gangline.strategies):
+        for package in (gangline.worker, gangline.strategies, gangline.config, gangline.cli):
             for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-                if not module.name.endswith("__main__"):
+                # what is run by its name must not be there already; the last one would import `cli.main`
+                if not module.name.endswith(("__main__", "cli.main", "cli.manual")):
                     importlib.import_module(module.name)
         importlib.import_module("tests.train.small")
     # torchrun asks where it is called from: inspect then looks at the file of every module, once
