@@ -52,8 +52,12 @@ class Peer:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
-        self.process.kill()
-        self.process.wait()
+        try:
+            self.process.wait(20)  # it takes along what it has started
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import struct
 import sys
 import time
@@ -34,6 +35,13 @@ def greet():
     frame({"id": 0, "hello": HELLO})
 
 
+def stay():
+    """Say and read nothing, until the other side has gone: a test must leave no process behind."""
+    streams = select.poll()
+    streams.register(0, select.POLLRDHUP)
+    streams.poll(600_000)
+
+
 def flood_of_text():
     for _ in range(1 << 14):
         say(b"welcome to this host\n" * 3200)  # 1 GB
@@ -45,7 +53,7 @@ def flood_of_bytes():
 
 
 def silence():
-    time.sleep(600)
+    stay()
 
 
 def slow_twice():
@@ -58,7 +66,7 @@ def slow_twice():
         left -= len(part)
     time.sleep(1.4)  # its disk
     greet()
-    time.sleep(600)
+    stay()
 
 
 def noise_without_end():
@@ -146,7 +154,7 @@ def drip():
 
 def deaf():
     greet()
-    time.sleep(600)
+    stay()
 
 
 KINDS = {name: value for name, value in globals().items() if callable(value)}
