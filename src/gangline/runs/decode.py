@@ -30,7 +30,11 @@ def known_part(kind: Any, data: Any) -> Any:
     """`data` without keys that `kind`, or a dataclass in it, does not have: those of a newer minor version."""
     if isinstance(data, Mapping) and hasattr(kind, "__dataclass_fields__"):
         hints = _hints(kind)
-        return {key: known_part(hints[key], value) for key, value in data.items() if key in hints}
+        return {
+            key: known_part(hints[key], value) if _has_dataclass(hints[key]) else value
+            for key, value in data.items()
+            if key in hints
+        }
     inner = [each for each in typing.get_args(kind) if _has_dataclass(each)]
     if not inner:
         return data
@@ -41,6 +45,7 @@ def known_part(kind: Any, data: Any) -> Any:
     return known_part(inner[0], data)
 
 
+@functools.cache
 def _has_dataclass(hint: Any) -> bool:
     return dataclasses.is_dataclass(hint) or any(map(_has_dataclass, typing.get_args(hint)))
 
@@ -51,6 +56,13 @@ def _hints(kind: Any) -> dict[str, Any]:
     return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in fields}
 
 
+@functools.cache
+def _required(kind: Any) -> tuple[str, ...]:
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(kind)
+    return tuple(each.name for each in fields if each.default is missing and each.default_factory is missing)
+
+
 def _dataclass(kind: Any, data: Any, path: str) -> Any:
     if not isinstance(data, Mapping):
         raise _wrong(path, f"the keys of {kind.__name__}", data)
@@ -58,10 +70,9 @@ def _dataclass(kind: Any, data: Any, path: str) -> Any:
     if unknown := sorted(str(key) for key in data if key not in hints):
         raise DecodeError(f"{path or kind.__name__}: unknown keys {', '.join(unknown)}"[:300])
     values = {key: _value(hints[key], value, _join(path, key)) for key, value in data.items()}
-    for field in dataclasses.fields(kind):
-        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        if field.name not in values and not has_default:
-            raise DecodeError(f"{_join(path, field.name)} is missing")
+    for name in _required(kind):
+        if name not in values:
+            raise DecodeError(f"{_join(path, name)} is missing")
     try:
         return kind(**values)
     except DecodeError:
@@ -78,10 +89,13 @@ def _origin(hint: Any) -> Any:
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _dataclass(hint, value, path)
-    reader = _READERS.get(_origin(hint))
-    return _plain(_origin(hint), value, path) if reader is None else reader(hint, value, path)
+    return _reader(hint)(hint, value, path)
+
+
+@functools.cache
+def _reader(hint: Any) -> Callable[[Any, Any, str], Any]:
+    """What reads a value of that type. `ps` reads thousands of values for each run."""
+    return _dataclass if dataclasses.is_dataclass(hint) else _READERS.get(_origin(hint), _plain)
 
 
 def _literal(hint: Any, value: Any, path: str) -> Any:
