@@ -1,4 +1,4 @@
-"""A unit test starts no process: those that do lie in tests/process."""
+"""A unit test starts no process and imports no torch: those that do lie in tests/process and tests/train."""
 
 import gc
 import sys
@@ -15,6 +15,17 @@ def _note(event, arguments):
 
 
 sys.addaudithook(_note)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """torch and transformers take four seconds to import, in each of the processes that run these tests at once."""
+    had_torch = "torch" in sys.modules
+    report = yield
+    if "torch" in sys.modules and not had_torch:
+        report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid} imports torch: tests that need it lie in tests/train"
+    return report
 
 
 def pytest_collection_finish():
