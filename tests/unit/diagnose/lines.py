@@ -61,5 +61,5 @@ LINES = {
     "reset": "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [10.77.0.12]:46787: Connection reset by peer.",
     "waited": "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 60000ms for send operation to complete",
     "network-gone": "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [10.77.0.12]:12497: No route to host.",
-    "store-gone": "The client socket has timed out after 900000ms while trying to connect to (h0, 29500).",
+    "store-gone": "torch.distributed.DistStoreError: Socket Timeout",
 }
