@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bare import LOGIN, PASSWORD, BareKind, BareLab, Snapshot, differences, plain_rules
+from tests.lab.limits import processes_of
 from tests.lab.namespaces import lab_id
 
 FIREWALLS = ("ufw", "firewalld", "nftables")
@@ -135,16 +136,33 @@ def test_nobody_can_set_the_clock(bare):
     assert abs(time.time() - time.monotonic() - before) < 1
 
 
-def test_nothing_is_left_of_it(bare):
-    with BareLab({"pc1": BareKind(firewall="ufw")}) as lab:
+def test_its_control_groups_are_its_own_and_nothing_is_left_of_it(bare):
+    with BareLab({"pc1": BareKind(firewall="ufw"), "pc2": BareKind()}) as lab:
         lab["pc1"].reboot()
-        pids = [lab["pc1"].pid, lab["pc1"].space.pid]
-    deadline = time.monotonic() + 20
-    while (left := _left(pids)) and time.monotonic() < deadline:
+        assert lab.can_log_in(lab["pc1"])
+        pids = [pid for host in lab.hosts for pid in processes_of(host.pid)]
+        assert len(pids) > 10
+        shared = [(pid, line) for pid in pids for line in control_groups(pid) if f"/{lab_id()}-" not in line]
+        assert shared == []
+        pids += [host.space.pid for host in lab.hosts]
+    deadline = time.monotonic() + 30
+    while left := [*groups(), *(pid for pid in pids if Path(f"/proc/{pid}").exists())]:
+        assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    assert left == []
 
 
-def _left(pids):
-    groups = list(Path("/sys/fs/cgroup/systemd").glob(f"{lab_id()}*"))
-    return [*groups, *(pid for pid in pids if Path(f"/proc/{pid}").exists())]
+def control_groups(pid):
+    """Where a process is in each hierarchy that this machine has mounted."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    names = [line.split(":", 2)[1].removeprefix("name=") or "unified" for line in lines]
+    return [
+        line for line, name in zip(lines, names, strict=True) if Path("/sys/fs/cgroup", name, "cgroup.procs").exists()
+    ]
+
+
+def groups():
+    """The control groups of this machine that belong to labs of this process."""
+    return [path for path in Path("/sys/fs/cgroup").rglob(f"{lab_id()}-*") if path.is_dir()]

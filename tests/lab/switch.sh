@@ -8,7 +8,7 @@ echo "pid $pid"
 read -r -t "$TTL" || true
 # The hosts end now, too; a control group can go when its last process has gone.
 for _ in {1..100}; do
-    left=$(find /sys/fs/cgroup -mindepth 1 -maxdepth 9 -depth -type d -path "*/$LAB_ID*" 2>/dev/null || true)
+    left=$(find /sys/fs/cgroup -mindepth 1 -maxdepth 15 -depth -type d -path "*/$LAB_ID*" 2>/dev/null || true)
     [ -n "$left" ] || break
     xargs -r rmdir 2>/dev/null <<< "$left" || sleep 0.05
 done

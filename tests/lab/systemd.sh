@@ -1,10 +1,19 @@
 # For hostinit.sh: a host whose programs run below a real systemd (see bare.py). systemd is process 1 of a pid namespace
 # inside the host's own, so that the host can be booted again: the disk stays, /run, addresses and firewall rules do not.
 
-# Its own part of systemd's control groups; the switch removes it. Written before the host's root folder is in place.
-group=/sys/fs/cgroup/systemd/$LAB_ID-$NAME
-mkdir "$group"
-echo 0 > "$group/cgroup.procs"
+# Its own part of every hierarchy of control groups: systemd would else make its slices among those of this machine. The
+# switch removes them. Done before the host's root folder is in place.
+own=$(< /proc/self/cgroup)
+while IFS=: read -r _ hierarchy path; do
+    parent=/sys/fs/cgroup/${hierarchy#name=}$path
+    [ -n "$hierarchy" ] || parent=/sys/fs/cgroup/unified$path
+    [ -w "$parent/cgroup.procs" ] || continue
+    mkdir "$parent/$LAB_ID-$NAME"
+    for file in cpuset.cpus cpuset.mems; do
+        [ ! -e "$parent/$file" ] || cat "$parent/$file" > "$parent/$LAB_ID-$NAME/$file"
+    done
+    echo 0 > "$parent/$LAB_ID-$NAME/cgroup.procs"
+done <<< "$own"
 
 boot() {
     ip link set lo up
