@@ -32,6 +32,12 @@ def reached(lab, port):
     }
 
 
+def listen(lab):
+    """What ranks do: a program on each host listens on a port."""
+    servers = [host.popen(["python3", "-c", LISTEN], stdout=-1) for host in lab.hosts]
+    assert [server.stdout.readline() for server in servers] == [b"listens\n"] * len(servers)
+
+
 def prepare(lab, *words):
     """What the user types, with sudo's password once, and Enter for the other hosts; the screen."""
     with Typist(lab.user, [*GANGLINE, "prepare", *words]) as screen:
@@ -52,8 +58,7 @@ def test_the_other_hosts_are_let_in_and_nobody_else_until_it_is_undone(bare):
     lab.user.check([*GANGLINE, "init", *KINDS, "--yes"], timeout_s=90)
     before = {host.name: host.snapshot() for host in lab.hosts}
     pairs = {(one.name, other.name) for one, other in itertools.permutations(lab.hosts, 2)}
-    servers = [host.popen(["python3", "-c", LISTEN], stdout=-1) for host in lab.hosts]
-    assert [server.stdout.readline() for server in servers] == [b"listens\n"] * 3
+    listen(lab)
     assert reached(lab, 29500) == set()
 
     text = prepare(lab, "firewall", "--yes")
@@ -62,6 +67,10 @@ def test_the_other_hosts_are_let_in_and_nobody_else_until_it_is_undone(bare):
     assert "ip saddr 10.77.0.10 tcp dport { 22, 1024-65535 } accept" in text
     assert reached(lab, 29500) == pairs
     assert {one for one, _ in reached(lab, 22)} == {"pc1", "pc2", "pc3", *OUTSIDERS}
+    for host in lab.hosts:
+        host.reboot()
+    listen(lab)
+    assert reached(lab, 29500) == pairs
     assert "nothing has to be changed" in prepare(lab, "firewall", "--yes")
     found = json.loads(lab.user.run([*GANGLINE, "check", "--only", "network", "--json"], timeout_s=90).stdout)
     assert [row["id"] for row in found["findings"] if row["severity"] != "info"] == []

@@ -14,6 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")
 NAMES = ("pc1", "pc2", "pc3")
+WORK_FOLDER = r"/home/alice/gangline(/.*)?"
+"""Of gangline: code, models, data and runs."""
 JOB = """
 name: tiny
 model: ./model
@@ -69,3 +71,8 @@ def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
     user.brings(make_model(tmp_path / "model"), job=JOB)
     user.types("train", "job.yaml", timeout_s=400)
     assert "finished" in user.types("ps").stdout
+
+    answered(lab, "prepare", "--undo", "all", "--yes")
+    for host in lab.hosts:
+        left = differences(before[host.name], host.snapshot(), ignore=rf"{LEFT_BY_PREPARE}|{WORK_FOLDER}")
+        assert left == [], host
