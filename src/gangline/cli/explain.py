@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from gangline.control.supervision import open_run
 from gangline.control.user_command import CommandRecord
 from gangline.diagnose.corpus import known_failures
 from gangline.errors import UsageError
+from gangline.report.bug_report import is_archive, read_archive
 from gangline.report.explanation import explain_json, explain_lines
 from gangline.report.log_answer import STDIN, answer_json, answer_lines, entry_json, entry_lines, read_logs
 from gangline.report.run_history import read_history
@@ -41,7 +43,9 @@ def command(
     likeliest cause first.
     """
     (first, *more) = what
-    if more or _is_log(first):
+    if not more and is_archive(Path(first)) and _is_there(Path(first)):
+        _explain_archive(Path(first), as_json=as_json)
+    elif more or _is_log(first):
         _explain_logs(what, as_json=as_json)
     elif FINDING.fullmatch(first):
         _explain_finding(first, as_json=as_json)
@@ -76,6 +80,14 @@ def _explain_finding(name: str, *, as_json: bool) -> None:
     meaning, fix = "\n".join(entry.meanings), "\n".join(entry.fixes)
     answer = {"id": entry.id, "severity": entry.severity, "meaning": meaning, "fix": fix}
     print_answer(answer, entry.lines(), as_json=as_json)
+
+
+def _explain_archive(path: Path, *, as_json: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = read_archive(path, Path(folder))
+    answer = explain_json(run.history, is_job=run.is_job, can_resume=run.can_resume)
+    lines = explain_lines(run.history, is_job=run.is_job, can_resume=run.can_resume)
+    print_answer(answer, lines, as_json=as_json)
 
 
 def _explain_logs(names: list[str], *, as_json: bool) -> None:

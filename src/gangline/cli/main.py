@@ -39,7 +39,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "ps": ("gangline.cli.ps", "list the runs"),
     "attach": ("gangline.cli.attach", "follow a run from now on"),
     "logs": ("gangline.cli.logs", "print the logs of a run"),
-    "explain": ("gangline.cli.explain", "say why a run failed and what to do; also explains a finding or a log file"),
+    "explain": (
+        "gangline.cli.explain",
+        "say why a run failed and what to do; also explains findings and any logs",
+    ),
+    "report-bug": ("gangline.cli.report_bug", "write one redacted archive of a run, to be sent with a report"),
     "stop": ("gangline.cli.stop", "save and end a run"),
     "resume": ("gangline.cli.resume", "continue a run from its newest valid checkpoint"),
     "chat": ("gangline.cli.chat", "talk to the model of a run or of a folder"),

@@ -64,3 +64,26 @@ def test_a_run_of_the_old_format_elsewhere_says_that_its_host_is_silent(home: Pa
     assert (code, "  fix   " in said) == (2, True), said
     code, said = typed("stop", run)
     assert (code, "pc1" in said) == (4, True), said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_of_the_old_format_is_packed_into_an_archive_that_explains_it(
+    home: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "a-value-of-nobody")
+    run = install(kind, home)
+    code, said = typed("report-bug", run, "--dry-run")
+    assert (code, "nothing was written" in said) == (0, True), said
+    assert not (tmp_path / f"bug-{run}.tar.gz").exists()
+    code, said = typed("report-bug", run, "--json")
+    told = json.loads(said)
+    assert (code, told["archive"]) == (0, f"bug-{run}.tar.gz"), said
+    assert f"runs/{run}/state.json" in told["files"]
+    code, said = typed("report-bug", run)
+    assert (code, "is there already" in said) == (2, True), said
+    monkeypatch.setenv("GANGLINE_HOME", str(tmp_path / "another"))
+    code, said = typed("explain", f"bug-{run}.tar.gz")
+    assert (code, said.splitlines()[0].startswith(run)) == (0, True), said
+    code, said = typed("explain", f"bug-{run}.tar.gz", "--json")
+    assert (code, json.loads(said)["run"]) == (0, run)
