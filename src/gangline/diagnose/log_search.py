@@ -92,7 +92,8 @@ class _Pattern:
     expression: re.Pattern[str]
     head: str
     """The plain characters with which it begins."""
-    level: int
+    is_vague: bool
+    """It is no cause. Of a line causes count first, then the longest match."""
     spans: bool
     """A match may go over several lines."""
 
@@ -162,12 +163,12 @@ class LogSearch:
             return
         line = self._begun[at]
         text = line.decode("utf-8", "replace")
-        best: tuple[int, int, _Pattern, re.Match[str]] | None = None
+        best: tuple[bool, int, _Pattern, re.Match[str]] | None = None
         for pattern in patterns:
-            if pattern.head in text and (best is None or pattern.level <= best[0]):
+            if pattern.head in text and (best is None or pattern.is_vague <= best[0]):
                 match = _first_match(pattern, self._below(at, text) if pattern.spans else text, len(text))
-                if match is not None and (best is None or (pattern.level, match.start() - match.end()) < best[:2]):
-                    best = (pattern.level, match.start() - match.end(), pattern, match)
+                if match is not None and (best is None or (pattern.is_vague, match.start() - match.end()) < best[:2]):
+                    best = (pattern.is_vague, match.start() - match.end(), pattern, match)
         if best is not None:
             *_, pattern, match = best
             self._taken = number + match.group().count("\n")
@@ -237,12 +238,12 @@ def _index(known: Mapping[str, Signature]) -> Mapping[bytes, tuple[_Pattern, ...
     """All patterns by the word under which they are looked up."""
     index: dict[bytes, tuple[_Pattern, ...]] = {}
     for name, signature in known.items():
-        level = LEVELS.index(signature.level)
+        is_vague = signature.level != "cause"
         for words in signature.patterns:
             word, expression = index_word(words).encode(), re.compile(words, re.DOTALL)
-            pattern = _Pattern(name, signature, expression, head_of(words), level, _may_span(words))
+            pattern = _Pattern(name, signature, expression, head_of(words), is_vague, _may_span(words))
             index[word] = (*index.get(word, ()), pattern)
-    return {word: tuple(sorted(patterns, key=lambda each: each.level)) for word, patterns in index.items()}
+    return {word: tuple(sorted(patterns, key=lambda each: each.is_vague)) for word, patterns in index.items()}
 
 
 def _may_span(words: str) -> bool:

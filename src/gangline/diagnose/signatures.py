@@ -290,8 +290,10 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "nccl-system": Signature(
         patterns=("ncclSystemError", "unhandled system error"),
-        means="NCCL could not open a connection or get memory from the system",
-        fix="NCCL_DEBUG=INFO in `env` names the call; gangline check --only network --only limits",
+        means="NCCL could not open a connection or get memory from the system; this line does not say which",
+        fix="NCCL_DEBUG=WARN on every rank: the first NCCL WARN line names the call; under gangline: gangline check "
+        "--only network --only limits",
+        level="symptom",
     ),
     # --- software that is missing or does not fit
     "no-module": Signature(
