@@ -27,7 +27,7 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,6 +233,22 @@ class SlurmLab:
         finally:
             for name in hosts:
                 self.node(name).check(["mv", f"{path}.away", path])
+
+    @contextlib.contextmanager
+    def counted(self, program: str) -> Iterator[Callable[[], list[str]]]:
+        """A command of Slurm on the login host whose calls are written down; yields the function that reads them."""
+        path, log = f"/usr/bin/{program}", f"/tmp/{program}.calls"
+        self.login.check(["mv", path, f"{path}.away"])
+        self.login.write(path, f'#!/bin/sh\necho "$@" >>{log}\nexec {path}.away "$@"\n', 0o755)
+
+        def calls() -> list[str]:
+            return self.login.run(["cat", log]).stdout.splitlines()
+
+        try:
+            yield calls
+        finally:
+            self.login.check(["mv", f"{path}.away", path])
+            self.login.run(["rm", "-f", log])
 
     # --- jobs
 

@@ -80,6 +80,17 @@ def test_ps_and_stop_survive_a_slurm_that_does_not_answer(account):
     assert account.row(run)["phase"] == "stopped"
 
 
+def test_ps_asks_slurm_once_for_all_runs(account):
+    blocker = account.lab.submit("sleep 600", "--nodes=3", "--exclusive")
+    account.lab.wait_state(blocker, "RUNNING")
+    runs = [account.runs() for _ in range(2)]
+    with account.lab.counted("squeue") as calls:
+        assert [account.row(run)["phase"] for run in runs[:1]] == ["queued"]
+        assert len(calls()) == 1, calls()
+    for run in runs:
+        account.types("stop", run)
+
+
 # --- while it runs
 
 
@@ -140,6 +151,31 @@ def test_a_stopped_run_goes_on_with_another_number_of_nodes(account, model):
 
 
 @pytest.mark.slow
+def test_a_run_that_meets_its_time_limit_twice_goes_on_both_times(account, model):
+    run = account.trains(model, job=ENDLESS, time="00:02:00", save_before=50)
+    steps = [account.awaits_step(run, 5)["step"]]
+    for attempt in (2, 3):
+        row = account.awaits(run, lambda row, n=attempt: row["attempt"] == n, f"attempt {attempt}", patience_s=200)
+        assert row["error"] is None
+        steps.append(account.awaits_step(run, steps[-1] + 1)["step"])
+    assert account.lab.shown(account.job_of(run))["Restarts"] == "2", account.log_of(run)
+    account.types("stop", run)
+    account.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_what_has_ended_can_be_used_while_its_job_leaves_slurm(slurm, model):
+    account = Account(slurm(2, settings={"Epilog": "/home/ada/epilog"}))
+    account.desk.write("epilog", "#!/bin/sh\nsleep 30\n", 0o755)
+    run = account.trains(model, job=JOB.replace("steps: 400", "steps: 20"))
+    account.awaits_phase(run, "finished", "failed")
+    assert account.lab.shown(account.job_of(run))["JobState"] == "COMPLETING"
+    assert "step 20" in account.types("export", run, "--to", "tuned").stderr
+    account.types("chat", run, "--prompt", "fox", "--max-tokens", "4")
+    assert account.lab.shown(account.job_of(run))["JobState"] == "COMPLETING"
+
+
+@pytest.mark.slow
 def test_a_run_that_gives_way_to_a_higher_partition_goes_on_after_it(account, model):
     run = account.trains(model, job=ENDLESS, nodes=3, partition="main")
     account.awaits_step(run, 25)
@@ -159,8 +195,7 @@ def test_a_run_survives_a_slurmctld_that_is_killed_and_comes_back(account):
     account.lab.kill_controller()
     assert account.row(run)["phase"] == "running"
     account.lab.start_controller()
-    account.lab.wait_for_steps(account.job_of(run))
-    account.types("stop", run)
+    account.types("stop", run)  # at once: for some seconds Slurm still starts no step
     assert account.row(run)["phase"] == "stopped"
     account.leaves_nothing()
 

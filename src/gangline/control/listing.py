@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +31,8 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import damaged, load_if_there, write_record
 from gangline.runs.registry import RunRecord, read_record, run_ids
 from gangline.runs.state import AttemptOutcome, RunState
-from gangline.supervise.allocation import SlurmRecord, between_allocations
+from gangline.supervise.allocation import SlurmRecord, between_allocations, has_ended
+from gangline.transport.slurm_commands import asked_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,20 @@ class RunListing:
 def list_runs(home: Path, *, deps: Dependencies = REAL) -> list[RunListing]:
     """All runs, newest first. Hosts are asked only about active runs, all at the same time."""
     layouts = [RunLayout(home, run_id) for run_id in run_ids(home)]
-    with ThreadPoolExecutor(max_workers=16) as pool:
+    with asked_once(_jobs_of(layouts)), ThreadPoolExecutor(max_workers=16) as pool:
         listed = list(pool.map(lambda layout: _listed(layout, deps), layouts))
     return sorted(listed, key=lambda each: (each.record.created, each.record.id), reverse=True)
+
+
+def _jobs_of(layouts: Sequence[RunLayout]) -> set[str]:
+    """The jobs of Slurm that runs may still be."""
+    found = set()
+    for layout in layouts:
+        with contextlib.suppress(RecordError, OSError):
+            record, state = SlurmRecord.of(layout), load_if_there(layout.state, RunState)
+            if record is not None and state is not None and not has_ended(state, record):
+                found.add(record.job)
+    return found
 
 
 def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:

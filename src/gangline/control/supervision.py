@@ -35,7 +35,7 @@ from gangline.runs.record_versions import (
 )
 from gangline.runs.registry import RunRecord, find_run, read_record
 from gangline.runs.state import AttemptOutcome, ProcessId, RunState, parse_stat
-from gangline.supervise.allocation import SlurmRecord, between_allocations, left_here
+from gangline.supervise.allocation import SlurmRecord, between_allocations, has_ended, left_here
 from gangline.transport.hostkeys import resolve
 from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import Transport, read_if_there
@@ -169,8 +169,10 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
     layout = find_run(home, prefix)
     renew(layout)
     cluster = read_cluster(layout)
-    is_over = deps.is_over(cluster)
-    cluster = left_here(cluster, SlurmRecord.of(layout)) if is_over else cluster
+    record = SlurmRecord.of(layout)
+    # while its job leaves Slurm, no step starts on its nodes any more
+    is_over = (record is not None and _has_ended(layout, record)) or deps.is_over(cluster)
+    cluster = left_here(cluster, record) if is_over else cluster
     supervisor = SupervisorRecord() if is_over else SupervisorRecord.load(layout)
     with reach(cluster, deps) as transports:
         if is_over and cluster.head.transport == "local" and RunState.load(layout).phase not in {"queued", "preparing"}:
@@ -183,6 +185,13 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
             is_over=is_over,
             prepares=lambda process: deps.prepares(layout, process),
         )
+
+
+def _has_ended(layout: RunLayout, record: SlurmRecord) -> bool:
+    with contextlib.suppress(RecordError):
+        state = load_if_there(layout.state, RunState)
+        return state is not None and has_ended(state, record)
+    return False
 
 
 def kill_without_supervisor(run: RunHandle, error: HostUnreachable, deps: Dependencies) -> NoReturn:

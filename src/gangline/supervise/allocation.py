@@ -11,7 +11,7 @@ from gangline.runs.cluster import Cluster, Host, SlurmRequest
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import Record, load_if_there
 from gangline.runs.registry import RunRecord
-from gangline.runs.state import ProcessId
+from gangline.runs.state import ProcessId, RunState
 from gangline.transport.slurm_commands import find_job
 
 
@@ -67,6 +67,13 @@ def is_over(cluster: Cluster) -> bool:
         job = find_job(cluster.head.allocation)
         return job is None or not job.active or job.waits
     return False
+
+
+def has_ended(state: RunState, record: SlurmRecord | None) -> bool:
+    """Whether a run has ended for good, as its own records say; its job may still be leaving Slurm."""
+    if state.phase == "stopped" and record is not None:
+        return state.attempt not in {record.leaving, record.noticed}
+    return state.phase in {"finished", "stopped", "failed"}
 
 
 def left_here(cluster: Cluster, record: SlurmRecord | None = None) -> Cluster:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.runs.cluster import IN_ALLOCATION, Host
@@ -178,7 +180,8 @@ def find_job(job_id: str) -> SlurmJob | None:
     """The job, or the task of an array (4711_3), while Slurm knows it; raises HostUnreachable where Slurm does not
     answer.
     """
-    return find_jobs([job_id]).get(job_id)
+    known = _Snapshot.now
+    return known.find(job_id) if known and job_id in known.ids else find_jobs([job_id]).get(job_id)
 
 
 def find_jobs(job_ids: Iterable[str]) -> dict[str, SlurmJob]:
@@ -204,6 +207,37 @@ def own_job(variables: Mapping[str, str]) -> str | None:
     """
     array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else variables.get(IN_ALLOCATION)
+
+
+class _Snapshot:
+    """What one squeue said of several jobs."""
+
+    now: ClassVar[_Snapshot | None] = None
+
+    def __init__(self, job_ids: Collection[str]) -> None:
+        self.ids = frozenset(job_ids)
+        self._jobs: dict[str, SlurmJob] = {}
+        self._error: GanglineError | None = None
+        try:
+            self._jobs = find_jobs(self.ids)
+        except GanglineError as error:
+            self._error = error
+
+    def find(self, job_id: str) -> SlurmJob | None:
+        """As `find_job`."""
+        if self._error is not None:
+            raise self._error
+        return self._jobs.get(job_id)
+
+
+@contextlib.contextmanager
+def asked_once(job_ids: Collection[str]) -> Iterator[None]:
+    """Within it `find_job` knows these jobs by one squeue for all of them, in every thread."""
+    _Snapshot.now = _Snapshot(job_ids) if job_ids else None
+    try:
+        yield
+    finally:
+        _Snapshot.now = None
 
 
 def find_named(name: str) -> SlurmJob | None:

@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gangline.errors import HostUnreachable
 from gangline.runs.cluster import Host
 from gangline.transport.bootstrap import BOOTSTRAP, first_words, remote_command
 from gangline.transport.connection import NO_MASTER, PLACE, connect, ssh_argv, ssh_environment
+from gangline.transport.slurm_commands import environment, step_argv
 from gangline.transport.ssh_options import QUIET, PrivateFolder, printable, unpinned
 
 LOOPBACK = "127.0.0.1"
@@ -26,6 +27,8 @@ def interactive(host: Host, argv: Sequence[str], *, ssh_config: Path | None = No
     """Run a command on a host with the terminal handed over to it; its exit code. Ctrl-C is for the command alone."""
     if host.transport == "local":
         return _hand_over(list(argv))
+    if host.transport == "srun":
+        return _hand_over([*step_argv(host), *(["--pty"] if os.isatty(0) else []), *argv], environment(os.environ))
     if host.host_key is None:
         raise unpinned(host.name)
     folder = PrivateFolder()
@@ -37,8 +40,8 @@ def interactive(host: Host, argv: Sequence[str], *, ssh_config: Path | None = No
         folder.close()
 
 
-def _hand_over(argv: list[str]) -> int:
-    process = subprocess.Popen(argv, env=ssh_environment())
+def _hand_over(argv: list[str], env: Mapping[str, str] | None = None) -> int:
+    process = subprocess.Popen(argv, env=env or ssh_environment(), cwd="/" if env else None)
     # only now: a command started with SIGINT ignored would never see Ctrl-C
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -53,6 +56,12 @@ def forward(host: Host, port: int, *, ssh_config: Path | None = None) -> Iterato
     if host.transport == "local":
         yield port
         return
+    if host.transport == "srun":
+        raise HostUnreachable(
+            f"{host.name}: port {port} cannot be brought here",
+            seen="it is a node of Slurm, which carries no ports",
+            fix="read the files themselves, on a folder that login host and nodes share",
+        )
     connection = connect(host, BOOTSTRAP, first_words(), ssh_config=ssh_config)
     try:
         yield _forwarded(host, connection.control_path, port)

@@ -5,13 +5,22 @@ from dataclasses import replace
 import pytest
 
 from gangline.errors import HostUnreachable
-from gangline.runs.cluster import Cluster, Host
+from gangline.runs.cluster import Cluster, Host, SlurmRequest
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import write_record
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import ProcessId, RunState
 from gangline.supervise import allocation
-from gangline.supervise.allocation import between_allocations, is_over, left_here, prepares
+from gangline.supervise.allocation import (
+    SlurmRecord,
+    between_allocations,
+    by_own_job,
+    has_ended,
+    is_over,
+    left_here,
+    prepares,
+)
+from gangline.transport import slurm_commands
 from gangline.transport.slurm_commands import SlurmJob
 
 NODE = Host(name="n0", workdir="/w", python="", transport="srun", allocation="41")
@@ -68,6 +77,35 @@ def test_what_an_allocation_left_on_a_shared_disk_is_read_from_here(tmp_path):
     away = replace(NODE, name="n1", workdir=str(tmp_path / "not here"))
     hosts = left_here(replace(NODES, hosts=(seen, away))).hosts
     assert [(host.name, host.transport) for host in hosts] == [("n0", "local"), ("n1", "srun")]
+
+
+def test_what_lies_on_the_disks_of_nodes_alone_is_read_by_short_jobs(tmp_path):
+    asked = SlurmRequest(nodes=2, partition="gpu", account="physics", shared_home=False, options=("--reservation=x",))
+    record = SlurmRecord(job="41", submitted="", cluster=Cluster(name="campus", hosts=(), slurm=asked))
+    (away,) = left_here(replace(NODES, hosts=(replace(NODE, workdir=str(tmp_path / "not here")),)), record).hosts
+    assert (away.transport, away.allocation) == ("srun", None)
+    assert away == by_own_job(replace(NODE, workdir=away.workdir), asked)
+    words = slurm_commands.step_argv(away)
+    assert words[:2] == ["srun", "--nodelist=n0"]
+    assert {"--partition=gpu", "--account=physics", "--reservation=x"} <= set(words)
+    assert not any(word.startswith("--jobid") for word in words)
+
+
+@pytest.mark.parametrize(
+    ("phase", "leaving", "noticed", "ended"),
+    [
+        ("finished", 0, 0, True),
+        ("failed", 0, 0, True),
+        ("stopped", 1, 1, True),
+        ("stopped", 2, 0, False),
+        ("stopped", 0, 2, False),
+        ("running", 0, 0, False),
+        ("queued", 0, 0, False),
+    ],
+)
+def test_a_run_that_goes_on_in_another_allocation_has_not_ended(phase, leaving, noticed, ended):
+    record = SlurmRecord(job="41", submitted="", cluster=NODES, leaving=leaving, noticed=noticed)
+    assert has_ended(RunState(name="tiny", phase=phase, attempt=2), record) is ended
 
 
 def run(tmp_path, phase, *, lost=False, **record):

@@ -4,7 +4,7 @@ import pytest
 
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.runs.cluster import Host
-from gangline.transport import slurm_commands, srun
+from gangline.transport import slurm_commands, srun, terminal
 
 
 def test_commands_see_neither_the_options_of_an_allocation_nor_secrets():
@@ -57,6 +57,54 @@ def test_jobs_are_read_from_squeue():
     job = slurm_commands.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03|42")
     assert (job.waits, job.active, job.nodes, job.reason) == (False, True, ("n1", "n2"), "")
     assert not slurm_commands.read_job("43|CANCELLED|None||N/A|43").active
+
+
+def test_several_jobs_are_asked_about_once(monkeypatch):
+    asked = []
+
+    def answer(*words):
+        asked.append(words)
+        return "41|RUNNING|None|n1|N/A|41\n42|PENDING|Priority||N/A|42\n"
+
+    monkeypatch.setattr(slurm_commands, "slurm", answer)
+    with slurm_commands.asked_once({"41", "42", "43"}):
+        states = [getattr(slurm_commands.find_job(number), "state", None) for number in ("41", "42", "43")]
+        assert len(asked) == 1
+        slurm_commands.find_job("44")  # not among them
+        assert len(asked) == 2
+    assert states == ["RUNNING", "PENDING", None]
+    slurm_commands.find_job("41")
+    assert len(asked) == 3
+    with slurm_commands.asked_once(set()):
+        assert len(asked) == 3
+
+
+def test_a_silent_controller_is_asked_once_about_several_jobs(monkeypatch):
+    asked = []
+
+    def silent(*words):
+        asked.append(words)
+        raise slurm_commands.refused(("squeue",), "Unable to contact slurm controller")
+
+    monkeypatch.setattr(slurm_commands, "slurm", silent)
+    with slurm_commands.asked_once({"41", "42"}):
+        for number in ("41", "42"):
+            with pytest.raises(HostUnreachable):
+                slurm_commands.find_job(number)
+    assert len(asked) == 1
+
+
+def test_a_command_in_this_terminal_is_a_step_on_the_node(monkeypatch):
+    given = []
+    monkeypatch.setattr(terminal, "_hand_over", lambda argv, env: given.append((argv, env)) or 0)
+    node = Host(name="n3", workdir="/w", python="", transport="srun", allocation="41")
+    assert terminal.interactive(node, ("python", "-m", "gangline.worker")) == 0
+    ((argv, env),) = given
+    assert argv[:3] == ["srun", "--jobid=41", "--nodelist=n3"]
+    assert argv[-3:] == ["python", "-m", "gangline.worker"]
+    assert "SLURM_JOB_ID" not in env
+    with pytest.raises(HostUnreachable, match=r"carries no ports"), terminal.forward(node, 6006):
+        pass
 
 
 def test_a_job_that_slurm_has_forgotten_is_none(monkeypatch):
