@@ -121,6 +121,31 @@ class HostWords(Section):
 SlurmName = Annotated[str, Field(pattern=SLURM_WORD)]
 
 
+class ComponentWords(Section):
+    """Nodes of another kind in the same job of Slurm, which is a heterogeneous job then."""
+
+    nodes: Count = 1
+    """Nodes of this kind."""
+    partition: SlurmName | None = None
+    """Left out: that of the others."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | Annotated[str, Field(pattern=SLURM_GPUS)] | None = None
+    """GPUs of each of these nodes, with or without their type."""
+    gpu: Annotated[Text | None, Field(examples=["h100-80gb"])] = None
+    """Which card they are, where the type does not say it."""
+    cpus_per_node: Count | None = None
+    """Cores of each of these nodes."""
+    memory: Annotated[str, Field(pattern=SLURM_MEMORY)] | Annotated[int, Field(ge=0)] | None = None
+    """Memory of each of these nodes."""
+    constraint: SlurmName | None = None
+    """Features that they must have."""
+    exclude: SlurmName | None = None
+    """Nodes that are not to be used."""
+    slots: Count = 1
+    """Ranks per node, where no GPUs are asked for."""
+    options: Annotated[list[Annotated[str, Field(pattern=SLURM_OPTION)]], OneOrMore()] = Field(default=[])
+    """More options of sbatch for these nodes."""
+
+
 class SlurmWords(Section):
     """The allocation of a Slurm cluster that every run asks for."""
 
@@ -168,6 +193,8 @@ class SlurmWords(Section):
         list[Annotated[str, Field(pattern=SLURM_OPTION)]], OneOrMore(), Field(examples=[["--reservation=course"]])
     ] = Field(default=[])
     """More options of sbatch, as they are."""
+    components: list[ComponentWords] = Field(default=[])
+    """Nodes of other kinds that every run gets, too, such as two with other cards: one heterogeneous job."""
 
 
 class ClusterWords(Section):

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from gangline.config.cluster_model import ClusterWords, EnvironmentWords, HostWords
+from gangline.config.cluster_model import ClusterWords, ComponentWords, EnvironmentWords, HostWords, SlurmWords
 from gangline.config.fields import HOST_PATH, HOST_PROGRAM, PATTERNS, SECRET
 from gangline.config.mistakes import KeyPath, absolute, listed, quote, what_is_there, what_was_meant
 from gangline.config.validate import Checked
-from gangline.runs.cluster import Environment, Host, SlurmRequest
+from gangline.runs.cluster import Environment, Host, SlurmComponent, SlurmRequest
 from gangline.runs.training_environment import training_python
 
 # Where the Python of a host comes from: from the words to `Environment`, and the Python behind it.
@@ -375,6 +375,21 @@ def _env(checked: Checked[ClusterWords], key: KeyPath, words: Mapping[str, str |
 # The nodes of a Slurm cluster, which are not known before there is an allocation.
 
 
+def _component(words: SlurmWords, component: ComponentWords) -> SlurmComponent:
+    return SlurmComponent(
+        nodes=component.nodes,
+        partition=component.partition or words.partition,
+        gpus_per_node=None if component.gpus_per_node is None else str(component.gpus_per_node),
+        gpu=component.gpu,
+        cpus_per_node=component.cpus_per_node,
+        memory=None if component.memory is None else str(component.memory),
+        constraint=component.constraint,
+        exclude=component.exclude,
+        slots=component.slots,
+        options=tuple(component.options),
+    )
+
+
 def resolve_slurm(checked: Checked[ClusterWords], *, around: Surroundings) -> SlurmRequest:
     """What the words ask of Slurm; mistakes are recorded.
 
@@ -384,6 +399,13 @@ def resolve_slurm(checked: Checked[ClusterWords], *, around: Surroundings) -> Sl
     assert words is not None
     environment = around.environment or Environment()
     refuse_parents(checked, (*key, "workdir"), words.workdir)
+    if words.components and not words.shared_home:
+        checked.report(
+            (*key, "components"),
+            seen="components, and `shared_home: false`",
+            expected="one of both: such a run needs its nodes again, and Slurm takes a list of nodes for one kind only",
+            fix="use a folder that login host and nodes share, or one kind of nodes",
+        )
     python = ""
     if environment.kind == "own":
         python = environment.path or training_python(around.home)
@@ -403,6 +425,7 @@ def resolve_slurm(checked: Checked[ClusterWords], *, around: Surroundings) -> Sl
         exclude=words.exclude,
         dialect=words.gpus_by,
         options=tuple(words.options),
+        components=tuple(_component(words, component) for component in words.components),
         setup=tuple(words.setup),
         notice_s=words.save_before,
         poll_s=words.ask_every,

@@ -171,7 +171,7 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
     cluster = read_cluster(layout)
     record = SlurmRecord.of(layout)
     # while its job leaves Slurm, no step starts on its nodes any more
-    is_over = (record is not None and _has_ended(layout, record)) or deps.is_over(cluster)
+    is_over = _has_ended(layout, cluster, record) or deps.is_over(cluster)
     cluster = left_here(cluster, record) if is_over else cluster
     supervisor = SupervisorRecord() if is_over else SupervisorRecord.load(layout)
     with reach(cluster, deps) as transports:
@@ -187,10 +187,11 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
         )
 
 
-def _has_ended(layout: RunLayout, record: SlurmRecord) -> bool:
-    with contextlib.suppress(RecordError):
-        state = load_if_there(layout.state, RunState)
-        return state is not None and has_ended(state, record)
+def _has_ended(layout: RunLayout, cluster: Cluster, record: SlurmRecord | None) -> bool:
+    if record is not None and cluster.hosts:
+        with contextlib.suppress(RecordError):
+            state = load_if_there(layout.state, RunState)
+            return state is not None and has_ended(state, record)
     return False
 
 

@@ -18,8 +18,15 @@ SPARE = 1.25
 
 
 def partition_of(asked: SlurmRequest) -> SlurmPartition:
-    """The partition that a cluster file asks for; raises UsageError where it has too few nodes."""
-    partition = partition_named(read_partitions(), asked.partition)
+    """The partition that a cluster file asks for, of several kinds of nodes that of the first; raises UsageError where
+    one has too few nodes.
+    """
+    found = read_partitions()
+    first, *_ = [_checked(partition_named(found, kind.partition), kind) for kind in asked.kinds]
+    return first
+
+
+def _checked(partition: SlurmPartition, asked: SlurmRequest) -> SlurmPartition:
     fitting = [node for node in partition.nodes if node.is_usable and node.num_gpus >= _wanted(asked)[1]]
     if len(fitting) < asked.nodes:
         gpus = f" with {_wanted(asked)[1]} GPUs" if asked.gpus_per_node else ""
@@ -33,6 +40,18 @@ def partition_of(asked: SlurmRequest) -> SlurmPartition:
 
 def machines_of(asked: SlurmRequest, partition: SlurmPartition) -> str:
     """The nodes of one run in the words of `plan --hosts`; raises UsageError where nobody knows their cards."""
+    others = {kind.partition for kind in asked.kinds} - {None, partition.name}
+    known = {each.name: each for each in read_partitions()} if others else {}
+    cards = [
+        machine
+        for kind in asked.kinds
+        for machine in [_machine(kind, known.get(kind.partition or "", partition))] * kind.nodes
+    ]
+    return ",".join(f"node{number}={machine}" for number, machine in enumerate(cards, start=1))
+
+
+def _machine(asked: SlurmRequest, partition: SlurmPartition) -> str:
+    """One node, such as 4xa100."""
     kind, count = _wanted(asked)
     if not count:
         raise UsageError(
@@ -49,7 +68,7 @@ def machines_of(asked: SlurmRequest, partition: SlurmPartition) -> str:
             seen=error.seen if name else "Slurm does not say the type of its GPUs",
             fix=f"write it as `slurm.gpu`, such as a100-80gb. {error.fix}",
         ) from error
-    return ",".join(f"node{number + 1}={count}x{name}" for number in range(asked.nodes))
+    return f"{count}x{name}"
 
 
 def _wanted(asked: SlurmRequest) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from gangline.errors import UsageError
 from gangline.launch.backend import JobLauncher, LaunchRequest, Promises
 from gangline.launch.job_launcher import AGENT_FILE, JobLauncherBackend
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, SlurmRequest
-from gangline.transport.slurm_commands import OVERLAP, node_names, own_job, slurm
+from gangline.transport.slurm_commands import OVERLAP, component_words, job_name, node_names, own_job, slurm
 
 PICK = (
     "import os, sys; "
@@ -51,7 +51,7 @@ class SlurmBackend(JobLauncherBackend):
                 seen=f"no {IN_ALLOCATION} here",
                 fix="gangline train and gangline run submit a job by themselves; for the others: salloc first",
             )
-        if cluster.hosts and all(host.allocation == job for host in cluster.hosts):
+        if cluster.hosts and all((host.allocation or "").partition("+")[0] == job for host in cluster.hosts):
             return cluster  # some of its nodes, as somebody has chosen
         return allocated(cluster, job, listed=own_job(variables))
 
@@ -62,22 +62,27 @@ class SlurmBackend(JobLauncherBackend):
 
     def launcher(self, cluster: Cluster, request: LaunchRequest) -> JobLauncher:
         """See `AgentBackend.launcher`."""
-        head = request.hosts[0]
-        job = cluster.host(head.host).allocation
+        head, parts = request.hosts[0], dict[tuple[str, str], list[Host]]()
+        for host in map(cluster.host, request.names):
+            # with a number of GPUs in all, Slurm gives a step over several nodes one of each
+            parts.setdefault((host.allocation or "", host.name if host.job_options else ""), []).append(host)
         places = [word for part in request.hosts for word in (part.host, part.folder)]
-        argv = (
-            "srun",
-            f"--jobid={job}",
-            f"--nodelist={','.join(request.names)}",
-            f"--nodes={len(request.hosts)}",
-            f"--ntasks={len(request.hosts)}",
-            "--ntasks-per-node=1",
-            *OVERLAP,
-            f"--job-name=gangline-{request.run_id}",
-            *("python3", "-c", PICK),
-            *places,
-        )
-        return JobLauncher(host=head.host, folder=str(PurePath(head.rank_files) / "srun"), argv=argv)
+        argv = ["srun"]
+        for number, ((allocation, _), hosts) in enumerate(parts.items()):
+            argv += [
+                *([":"] if number else []),
+                *component_words(allocation)[0 if number == 0 else 1 :],
+                f"--nodelist={','.join(host.name for host in hosts)}",
+                f"--nodes={len(hosts)}",
+                f"--ntasks={len(hosts)}",
+                "--ntasks-per-node=1",
+                *OVERLAP,
+                *hosts[0].job_options,
+                f"--job-name={job_name(request.run_id)}",
+                *("python3", "-c", PICK),
+                *places,
+            ]
+        return JobLauncher(host=head.host, folder=str(PurePath(head.rank_files) / "srun"), argv=tuple(argv))
 
 
 # The nodes of an allocation.
@@ -89,24 +94,50 @@ def allocated(cluster: Cluster, job: str, *, listed: str | None = None) -> Clust
     listed: its id for `scontrol`, which shows every task of an array for the number of one of them.
     """
     asked = cluster.slurm or SlurmRequest(nodes=1)
-    nodes = read_nodes(slurm("scontrol", "--details", "show", "job", listed or job))
-    gpus = {name: count for listed, count in nodes for name in node_names(listed)}
-    if not gpus:
+    said = slurm("scontrol", "--details", "show", "job", listed or job)
+    found = [
+        (name, component, count)
+        for component, nodes in enumerate(read_components(said))
+        for some, count in nodes
+        for name in node_names(some)
+    ]
+    if not found:
         raise UsageError(
             f"Slurm's job {job} has no nodes", seen="it waits, or has ended", fix=f"squeue -j {job} says how it stands"
         )
-    addresses = read_addresses(slurm("scontrol", "--oneliner", "show", "node", ",".join(gpus)))
-    hosts = tuple(_node(asked, name, job, address=addresses[name], gpus=count) for name, count in gpus.items())
+    names = [name for name, _, _ in found]
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"two components of Slurm's job {job} have the same node",
+            seen=f"its nodes: {', '.join(names)}",
+            fix="ask for whole nodes: --exclusive in the `options` of each component",
+        )
+    addresses = read_addresses(slurm("scontrol", "--oneliner", "show", "node", ",".join(names)))
+    is_het = any(component for _, component, _ in found)
+    in_all = GPUS_IN_ALL in said  # a step asks for as many on one node, unless it is told otherwise
+    kinds = asked.kinds
+    hosts = tuple(
+        _node(
+            kinds[component] if component < len(kinds) else asked,
+            name,
+            f"{job}+{component}" if is_het else job,
+            address=addresses[name],
+            gpus=count,
+            options=(f"--gpus={count}",) if in_all and count else (),
+        )
+        for name, component, count in found
+    )
     return replace(cluster, hosts=hosts, backend="slurm")
 
 
-def _node(asked: SlurmRequest, name: str, job: str, *, address: str, gpus: int) -> Host:
+def _node(asked: SlurmRequest, name: str, job: str, *, address: str, gpus: int, options: tuple[str, ...]) -> Host:
     return Host(
         name=name,
         workdir=f"{asked.workdir.rstrip('/')}/{name}",
         python=asked.python,
         transport="srun",
         allocation=job,
+        job_options=options,
         environment=asked.environment,
         address=_as_ip(address),
         slots=gpus or asked.slots,
@@ -114,7 +145,14 @@ def _node(asked: SlurmRequest, name: str, job: str, *, address: str, gpus: int) 
     )
 
 
+def read_components(said: str) -> list[list[tuple[str, int]]]:
+    """What `read_nodes` says of each component of a job, from `scontrol --details show job`; of most jobs one."""
+    return [read_nodes(f"\n{part}") for part in re.split(r"^JobId=", said, flags=re.MULTILINE)[1:]]
+
+
 NODES = re.compile(r"^\s+Nodes=(\S+) (.*)$", re.MULTILINE)
+GPUS_IN_ALL = "TresPerJob=gres:gpu"
+"""What scontrol says of a job with `--gpus`, whose nodes may have unequal numbers of them."""
 GPUS = re.compile(r"gpu(?::[\w.-]+)?:(\d+)(?:\(|$|,)")
 
 

@@ -45,7 +45,7 @@ class Host:
     allocation: str | None = None
     """srun: the id of the Slurm job whose node it is; None: it is reached by a short job of its own."""
     job_options: tuple[str, ...] = ()
-    """srun: the options of that job."""
+    """srun: more options for a step on it, or for that job."""
     environment: Environment = dataclasses.field(default_factory=Environment)
     """Where `python` comes from."""
     prefix: tuple[str, ...] = ()
@@ -77,6 +77,22 @@ class Host:
         (That needs Python 3.11 or newer.) Not for the user's own program: it imports what lies beside it.
         """
         return {"PYTHONSAFEPATH": "1"} | ({} if self.code is None else {"PYTHONPATH": self.code})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmComponent:
+    """Nodes of another kind in the same job; see `SlurmRequest` for the fields."""
+
+    nodes: int
+    partition: str | None = None
+    gpus_per_node: str | None = None
+    gpu: str | None = None
+    cpus_per_node: int | None = None
+    memory: str | None = None
+    constraint: str | None = None
+    exclude: str | None = None
+    slots: int = 1
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +130,8 @@ class SlurmRequest:
     """Whether nodes see gangline's home on the login host; otherwise the batch script brings what a run needs."""
     nodelist: str | None = None
     """Nodes that have to be among those of the job: a run lies on their disks."""
+    components: tuple[SlurmComponent, ...] = ()
+    """Nodes of other kinds: with them it is a heterogeneous job."""
     workdir: str = "~/gangline"
     """Each node works in a folder of its own below it."""
     python: str = ""
@@ -121,8 +139,27 @@ class SlurmRequest:
     env: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
+    def kinds(self) -> tuple[SlurmRequest, ...]:
+        """What it asks for, one kind of nodes after the other."""
+        whole = dataclasses.replace(self, components=())
+        fields = [
+            {each.name: getattr(part, each.name) for each in dataclasses.fields(part)} for part in self.components
+        ]
+        return (whole, *(dataclasses.replace(whole, **values) for values in fields))
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all kinds."""
+        return sum(kind.nodes for kind in self.kinds)
+
+    @property
     def directives(self) -> list[str]:
-        """The options of sbatch that it stands for."""
+        """The options of sbatch that it stands for; "hetjob" stands between two kinds of nodes."""
+        first, *others = (kind._directives for kind in self.kinds)
+        return [*first, *(word for other in others for word in (HETJOB, *other))]
+
+    @property
+    def _directives(self) -> list[str]:
         gpus = self.gpus_per_node and (
             f"--gres=gpu:{self.gpus_per_node}" if self.dialect == "gres" else f"--gpus-per-node={self.gpus_per_node}"
         )
@@ -146,6 +183,8 @@ class SlurmRequest:
         ]
 
 
+HETJOB = "hetjob"
+"""A line of a batch script: what follows are options for nodes of another kind."""
 IN_ALLOCATION = "SLURM_JOB_ID"
 """Set inside an allocation of Slurm."""
 

@@ -32,6 +32,11 @@ START_TIMEOUT_S = 600.0
 """Many hosts, some of which answer slowly."""
 NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
 """An ssh agent that is forwarded with our connection ends with it: the head must work without one."""
+OWN_VERSION = """\
+import json, sys
+print(json.dumps({"old": "%d.%d" % sys.version_info[:2]} if sys.version_info < (3, 10) else {"reasons": []}))
+"""
+"""What a node of an allocation is asked: it reaches the others by srun, as we do, so that trying it again is idle."""
 REACH = """\
 import json, runpy, sys
 if sys.version_info < (3, 10):
@@ -194,7 +199,8 @@ def cannot_supervise(cluster: Cluster, remote: Transport) -> list[str]:
     head = cluster.head
     if head.code is None:
         return [f"gangline's own code is not on {head.name}"]
-    result = _run(remote, (AGENT, "python", "-c", REACH, "reach"), head, stdin=json.dumps(cluster.to_json()).encode())
+    words = (REACH, "reach") if head.allocation is None else (OWN_VERSION,)
+    result = _run(remote, (AGENT, "python", "-c", *words), head, stdin=json.dumps(cluster.to_json()).encode())
     try:
         answer = json.loads(result.stdout)
         if "old" in answer:

@@ -128,12 +128,19 @@ def step_argv(host: Host) -> list[str]:
         return ["srun", *one, f"--immediate={IMMEDIATE_S}", *host.job_options]
     return [
         "srun",
-        f"--jobid={host.allocation}",
+        *component_words(host.allocation),
         f"--nodelist={host.name}",
         "--nodes=1",
         "--ntasks=1",
         *OVERLAP,
+        *host.job_options,
     ]
+
+
+def component_words(allocation: str) -> list[str]:
+    """The options of srun for a job, or for a component of a heterogeneous one, such as 41+1."""
+    job, _, component = allocation.partition("+")
+    return [f"--jobid={job}", *([f"--het-group={component}"] if component else [])]
 
 
 IMMEDIATE_S = 50
@@ -180,7 +187,7 @@ def find_job(job_id: str) -> SlurmJob | None:
     """The job, or the task of an array (4711_3), while Slurm knows it; raises HostUnreachable where Slurm does not
     answer.
     """
-    known = _Snapshot.now
+    job_id, known = job_id.partition("+")[0], _Snapshot.now
     return known.find(job_id) if known and job_id in known.ids else find_jobs([job_id]).get(job_id)
 
 
@@ -196,9 +203,21 @@ def find_jobs(job_ids: Iterable[str]) -> dict[str, SlurmJob]:
         if "Invalid job id" in error.seen:
             return {}
         raise
+    lines = _whole(lines)
     # by its number first: one task of an array has the number of the array
     found = {words[-1]: words for words in lines} | {words[0]: words for words in lines}
     return {job_id: _job(found[job_id]) for job_id in wanted & found.keys()}
+
+
+def _whole(lines: Iterable[list[str]]) -> list[list[str]]:
+    """Lines in FORMAT in which a heterogeneous job (41+0, 41+1) is one, with the nodes of all its components."""
+    whole: dict[str, list[str]] = {}
+    for words in lines:
+        job_id, is_component, _ = words[0].partition("+")
+        first = whole.setdefault(job_id, [job_id, *words[1:]])
+        if is_component and first[1:] != words[1:]:
+            first[3] = ",".join(nodes for nodes in (first[3], words[3]) if nodes not in NOTHING)
+    return list(whole.values())
 
 
 def own_job(variables: Mapping[str, str]) -> str | None:
@@ -243,8 +262,8 @@ def asked_once(job_ids: Collection[str]) -> Iterator[None]:
 def find_named(name: str) -> SlurmJob | None:
     """The newest of the user's jobs of that name, while Slurm knows one; raises HostUnreachable."""
     said = slurm("squeue", "--me", "--noheader", "--states=all", f"--name={name}", f"--format={FORMAT}")
-    jobs = [read_job(line) for line in said.splitlines() if line.strip()]
-    return max(jobs, key=lambda job: int(job.id), default=None)
+    newest = max((int(read_job(line).id.partition("+")[0]) for line in said.splitlines()), default=None)
+    return None if newest is None else find_job(str(newest))
 
 
 def read_job(line: str) -> SlurmJob:

@@ -560,6 +560,23 @@ def test_a_head_with_an_old_python_cannot(make):
     ]
 
 
+@pytest.mark.parametrize(
+    ("stdout", "reasons"),
+    [('{"reasons": []}\n', []), ('{"old": "3.6"}\n', ["the Python of pc1 is older than 3.10 (3.6)"])],
+)
+def test_a_node_of_an_allocation_says_its_version_alone(make, stdout, reasons):
+    asked = []
+
+    def answer(call):
+        asked.append(call.argv)
+        return Scripted(stdout=stdout)
+
+    head = replace(make("plain", "plain").cluster.head, code=SOURCE, transport="local", allocation="41")
+    assert cannot_supervise(Cluster(name="campus", hosts=(head,)), FakeTransport("pc1", answer=answer)) == reasons
+    ((*_, program),) = asked
+    assert "gangline" not in program
+
+
 def test_a_supervisor_that_is_frozen_is_replaced_and_does_nothing_when_it_wakes(make):
     lab = make("orderly", "orderly")
     lab.start()

@@ -316,6 +316,23 @@ def test_a_slurm_cluster_has_no_hosts_before_its_allocation(tmp_path):
     assert asked <= set(cluster.slurm.directives)
 
 
+def test_nodes_of_two_kinds_are_one_heterogeneous_job(tmp_path):
+    words = (
+        "slurm: {partition: gpu, account: x, nodes: 2, gpus_per_node: a100:4, gpu: a100-80gb, time: 90, components: "
+        "[{nodes: 1, gpus_per_node: h100:8, partition: fast, gpu: h100-sxm}, {gpus_per_node: 2}]}\n"
+    )
+    asked = slurm_of(tmp_path, words).slurm
+    options = asked.directives
+    borders = [number for number, word in enumerate(options) if word == "hetjob"]
+    assert len(borders) == 2
+    first, second, third = options[: borders[0]], options[borders[0] + 1 : borders[1]], options[borders[1] + 1 :]
+    assert {"--nodes=2", "--gpus-per-node=a100:4", "--partition=gpu"} <= set(first)
+    assert {"--nodes=1", "--gpus-per-node=h100:8", "--partition=fast", "--account=x", "--time=90"} <= set(second)
+    assert {"--nodes=1", "--gpus-per-node=2", "--partition=gpu", "--account=x"} <= set(third)
+    assert asked.num_nodes == 4
+    assert [kind.gpu for kind in asked.kinds] == ["a100-80gb", "h100-sxm", None]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -327,6 +344,8 @@ def test_a_slurm_cluster_has_no_hosts_before_its_allocation(tmp_path):
         ("slurm: {options: ['--x\\nrm -rf /']}\n", "an option of sbatch"),
         ("slurm: {workdir: ../x}\n", "a path on the host"),
         ("slurm: {env: {HF_TOKEN: x}}\n", "no secrets"),
+        ("slurm: {shared_home: false, components: [{nodes: 2}]}\n", "one of both"),
+        ("slurm: {components: [{nodes: 0}]}\n", "slurm.components"),
         ("name: campus\n", "this key is missing"),
     ],
 )

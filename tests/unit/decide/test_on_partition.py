@@ -9,7 +9,7 @@ from gangline.decide.on_partition import lines_on, machines_of, partition_of
 from gangline.errors import UsageError
 from gangline.inventory.partitions import PartitionNode, SlurmPartition
 from gangline.planner.report import RunCost
-from gangline.runs.cluster import SlurmRequest
+from gangline.runs.cluster import SlurmComponent, SlurmRequest
 
 NODES = tuple(
     PartitionNode(name=f"n{number}", cpus=64, memory_mib=515000, gpus=(("h100-sxm", 4),), state=state)
@@ -41,6 +41,20 @@ def test_nodes_that_are_down_do_not_count():
 )
 def test_nodes_are_planned_as_machines(asked, machines):
     assert machines_of(asked, GPU) == machines
+
+
+def test_nodes_of_two_kinds_are_planned_as_what_each_has(monkeypatch):
+    node = PartitionNode(name="m0", cpus=64, memory_mib=515000, gpus=(("l40s", 2),), state="idle")
+    small = SlurmPartition(name="small", is_default=False, limit="1:00:00", nodes=(node,))
+    monkeypatch.setattr(on_partition, "read_partitions", lambda: (GPU, small))
+    asked = SlurmRequest(
+        nodes=1, gpus_per_node="4", components=(SlurmComponent(nodes=1, partition="small", gpus_per_node="2"),)
+    )
+    assert partition_of(asked) == GPU
+    assert machines_of(asked, GPU) == "node1=4xh100-sxm,node2=2xl40s"
+    more = dataclasses.replace(asked, components=(SlurmComponent(nodes=2, partition="small", gpus_per_node="2"),))
+    with pytest.raises(UsageError, match=r"partition small has too few nodes"):
+        partition_of(more)
 
 
 @pytest.mark.parametrize("kind", ["mystery:2", "rtx6000:2"])

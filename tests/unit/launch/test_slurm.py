@@ -7,7 +7,7 @@ import pytest
 from gangline.errors import UsageError
 from gangline.launch import slurm
 from gangline.launch.slurm import SlurmBackend, read_addresses, read_nodes
-from gangline.runs.cluster import Cluster, Host, SlurmRequest
+from gangline.runs.cluster import Cluster, Host, SlurmComponent, SlurmRequest
 from gangline.runs.gang import Gang, GangRank
 from gangline.transport import slurm_commands
 
@@ -71,6 +71,60 @@ def test_nodes_that_were_chosen_stay_and_those_of_an_earlier_allocation_do_not(s
     assert SlurmBackend().hosts(one, {"SLURM_JOB_ID": "41"}) == one
     old = dataclasses.replace(one, hosts=(dataclasses.replace(one.hosts[0], allocation="40"),))
     assert [host.name for host in SlurmBackend().hosts(old, {"SLURM_JOB_ID": "41"}).hosts] == ["n0", "n1", "n2"]
+
+
+TWO_KINDS = """JobId=41 HetJobId=41 HetJobOffset=0 JobName=x
+   NodeList=n0
+     Nodes=n0 CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0-1)
+
+JobId=42 HetJobId=41 HetJobOffset=1 JobName=x
+   NodeList=n[1-2]
+     Nodes=n[1-2] CPU_IDs=0 Mem=0 GRES=
+"""
+
+
+def test_nodes_of_two_kinds_are_reached_and_started_by_their_component(site, monkeypatch):
+    monkeypatch.setattr(slurm, "slurm", lambda *words: NODES if "node" in words else TWO_KINDS)
+    whole = cluster()
+    asked = dataclasses.replace(whole.slurm, nodes=1, components=(SlurmComponent(nodes=2, slots=3),))
+    nodes = SlurmBackend().hosts(dataclasses.replace(whole, slurm=asked), {"SLURM_JOB_ID": "41"})
+    assert [(host.name, host.slots, host.allocation) for host in nodes.hosts] == [
+        ("n0", 2, "41+0"),
+        ("n1", 3, "41+1"),
+        ("n2", 3, "41+1"),
+    ]
+    assert SlurmBackend().hosts(nodes, {"SLURM_JOB_ID": "41"}) == nodes
+    assert slurm_commands.step_argv(nodes.hosts[2])[:4] == ["srun", "--jobid=41", "--het-group=1", "--nodelist=n2"]
+    gang = Gang(
+        run_id="calm-otter-7", attempt=1, ranks=tuple(GangRank(host=n, share=1, device=0) for n in ("n0", "n2"))
+    )
+    words = SlurmBackend(num_cpus=4).render(nodes, gang, port=29500).launcher.argv
+    border = words.index(":")
+    assert words[:4] == ("srun", "--jobid=41", "--het-group=0", "--nodelist=n0")
+    assert words[border + 1 : border + 3] == ("--het-group=1", "--nodelist=n2")
+    assert words[:border].count("n2") == words[border:].count("n2") == 1  # each agent looks up its own folder
+
+
+def test_steps_of_a_job_with_a_number_of_gpus_in_all_say_how_many_they_take(site, monkeypatch):
+    in_all = JOB + "   TresPerJob=gres:gpu:5\n"
+    monkeypatch.setattr(slurm, "slurm", lambda *words: NODES if "node" in words else in_all)
+    nodes = SlurmBackend().hosts(cluster(), {"SLURM_JOB_ID": "41"})
+    assert [slurm_commands.step_argv(host)[-1] for host in nodes.hosts] == ["--gpus=1", "--gpus=2", "--gpus=2"]
+    gang = Gang(
+        run_id="calm-otter-7", attempt=1, ranks=tuple(GangRank(host=n, share=1, device=0) for n in ("n0", "n2"))
+    )
+    words = SlurmBackend(num_cpus=4).render(nodes, gang, port=29500).launcher.argv
+    border = words.index(":")
+    assert {"--nodelist=n0", "--gpus=1"} <= set(words[:border])
+    assert {"--nodelist=n2", "--gpus=2"} <= set(words[border:])
+
+
+def test_two_components_on_one_node_are_refused(site, monkeypatch):
+    same = TWO_KINDS.replace("Nodes=n[1-2]", "Nodes=n0")
+    monkeypatch.setattr(slurm, "slurm", lambda *words: NODES if "node" in words else same)
+    with pytest.raises(UsageError, match=r"have the same node") as caught:
+        SlurmBackend().hosts(cluster(), {"SLURM_JOB_ID": "41"})
+    assert "--exclusive" in caught.value.fix
 
 
 def test_outside_of_an_allocation_nothing_is_found():

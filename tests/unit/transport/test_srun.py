@@ -115,6 +115,15 @@ def test_a_job_that_slurm_has_forgotten_is_none(monkeypatch):
     assert slurm_commands.find_job("41") is None
 
 
+def test_a_heterogeneous_job_has_the_nodes_of_all_its_components(monkeypatch):
+    monkeypatch.setattr(
+        slurm_commands, "slurm", lambda *_words: "41+0|RUNNING|None|n0|N/A|41\n41+1|RUNNING|None|n1,n2|N/A|42\n"
+    )
+    for number in ("41", "41+1"):
+        job = slurm_commands.find_job(number)
+        assert (job.id, job.state, job.nodes) == ("41", "RUNNING", ("n0", "n1", "n2"))
+
+
 def test_a_silent_controller_is_no_answer(monkeypatch):
     def silent(*_words):
         raise slurm_commands.refused(("squeue",), "Unable to contact slurm controller")
