@@ -69,9 +69,10 @@ class Job:
 class SlurmLab:
     """A Slurm cluster with so many nodes.
 
-    shared: all hosts have the user's home folder in common. accounting: slurmdbd with MariaDB, and the account and
-    the QOS of `conf.ACCOUNTS`. gpus: simulated GPUs per node, one number or {"n0": 2, "n1": 1}. partitions: lines of slurm.conf
-    without "PartitionName=", the first is the default; by default `main` and `urgent`, which preempts it. cpus: per node.
+    shared: all hosts have the user's home folder in common. scratch: and /scratch/ada, too. accounting: slurmdbd with
+    MariaDB, and the account and the QOS of `conf.ACCOUNTS`. gpus: simulated GPUs per node, one number or
+    {"n0": 2, "n1": 1}. gpu_type: what Slurm calls them. partitions: lines of slurm.conf without "PartitionName=", the
+    first is the default; by default `main` and `urgent`, which preempts it. cpus: per node.
     settings: lines of slurm.conf that win over ours. ttl_s: the longest that it lives, whatever happens.
     """
 
@@ -81,7 +82,9 @@ class SlurmLab:
         *,
         shared: bool = True,
         accounting: bool = False,
+        scratch: bool = False,
         gpus: int | Mapping[str, int] = 0,
+        gpu_type: str = "fake",
         partitions: Sequence[str] | None = None,
         cpus: int = 4,
         settings: Mapping[str, object] | None = None,
@@ -97,13 +100,15 @@ class SlurmLab:
         self._conf = conf.slurm_conf(
             self.names,
             gpus=self.gpus,
+            gpu_type=gpu_type,
             cpus=cpus,
             partitions=partitions or conf.PARTITIONS,
             accounting=accounting,
             settings=settings or {},
         )
         self._munge_key = secrets.token_bytes(64)
-        folders = {str(HOME): "home"} if shared else {}
+        folders = ({str(HOME): "home"} if shared else {}) | ({"/scratch/ada": "scratch"} if scratch else {})
+        self._gres = conf.gres_conf(self.gpus, gpu_type)
         self._lab = Lab(
             2 + nodes, names=["ctl", "login", *self.names], binds=lab_folders(), shared=folders, ttl_s=ttl_s, disk=disk
         )
@@ -158,7 +163,7 @@ class SlurmLab:
         host.write("/etc/munge/munge.key", self._munge_key)
         host.write("/etc/slurm/slurm.conf", self._conf)
         host.write("/etc/slurm/cgroup.conf", "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
-        host.write("/etc/slurm/gres.conf", conf.gres_conf(self.gpus))
+        host.write("/etc/slurm/gres.conf", self._gres)
         host.check(["sh", "-c", conf.SET_UP, "set-up", str(HOME), str(self.gpus.get(host.name, 0))], cwd="/")
         if host.name == "ctl" and self.accounting:
             host.write("/etc/slurm/slurmdbd.conf", conf.SLURMDBD_CONF, 0o600)

@@ -119,6 +119,7 @@ def slurm_conf(
     names: Sequence[str],
     *,
     gpus: Mapping[str, int],
+    gpu_type: str,
     cpus: int,
     partitions: Sequence[str],
     accounting: bool,
@@ -128,7 +129,7 @@ def slurm_conf(
     values = {**SETTINGS, **(ACCOUNTED if accounting else {}), **settings}
     lines = [f"{name}={value}" for name, value in values.items()]
     for name in names:
-        gres = f" Gres=gpu:fake:{gpus[name]}" if gpus[name] else ""
+        gres = f" Gres=gpu:{gpu_type}:{gpus[name]}" if gpus[name] else ""
         lines.append(f"NodeName={name} CPUs={cpus} RealMemory=4000 State=UNKNOWN{gres}")
     for number, words in enumerate(partitions):
         more = "" if " Nodes=" in words else f" Nodes={','.join(names)}"
@@ -136,13 +137,13 @@ def slurm_conf(
     return "\n".join(lines) + "\n"
 
 
-def gres_conf(gpus: Mapping[str, int]) -> str:
-    """The text of gres.conf: device files that the nodes have, of a kind called "fake"."""
+def gres_conf(gpus: Mapping[str, int], gpu_type: str) -> str:
+    """The text of gres.conf: device files that the nodes have, and what they are called."""
     lines = []
     for name, count in gpus.items():
         if count:
             files = "/dev/nvidia0" if count == 1 else f"/dev/nvidia[0-{count - 1}]"
-            lines.append(f"NodeName={name} Name=gpu Type=fake File={files}")
+            lines.append(f"NodeName={name} Name=gpu Type={gpu_type} File={files}")
     return "\n".join(lines) + "\n"
 
 
