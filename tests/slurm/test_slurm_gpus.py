@@ -9,7 +9,7 @@ from tests.lab.user import JOB, make_model
 from tests.slurm.cluster import SlurmLab
 from tests.slurm.user import Account
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 SHORT = JOB.replace("steps: 400", "steps: 20")
 SEES = """
 import os

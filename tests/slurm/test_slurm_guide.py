@@ -9,10 +9,10 @@ import pytest
 from tests.lab.user import JOB, TEXT, make_model
 from tests.slurm.user import Account
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "slurm_llama70b"
-IN_SMALL = ("model=./tiny-model", "steps=4", "batch=4", "data.sequence_length=64")
+IN_SMALL = ("model=./tiny-model", "steps=4", "schedule.warmup_steps=1", "batch=4", "data.sequence_length=64")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from tests.lab.user import JOB, make_model
 from tests.slurm.cluster import SlurmLab
 from tests.slurm.user import Account
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 ENDLESS = JOB.replace("steps: 400", "steps: 100000").replace("every_steps: 50", "every_steps: 20")
 
 
@@ -17,7 +17,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_cluster():
-    with SlurmLab(3, ttl_s=1800) as lab:
+    with SlurmLab(3, ttl_s=1800, settings={"KillWait": 15}) as lab:
         yield lab
 
 
@@ -153,9 +153,9 @@ def test_a_stopped_run_goes_on_with_another_number_of_nodes(account, model):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_that_meets_its_time_limit_twice_goes_on_both_times(account, model):
-    run = account.trains(model, job=ENDLESS, time="00:02:00", save_before=50)
+    run = account.trains(model, job=ENDLESS, time="00:03:00", save_before=60)
     for attempt in (2, 3):
-        row = account.awaits(run, lambda row, n=attempt: row["attempt"] >= n, f"attempt {attempt}", patience_s=240)
+        row = account.awaits(run, lambda row, n=attempt: row["attempt"] >= n, f"attempt {attempt}", patience_s=300)
         assert row["error"] is None
     account.awaits_step(run, 1)
     assert int(account.lab.shown(account.job_of(run))["Restarts"]) >= 2, account.log_of(run)
