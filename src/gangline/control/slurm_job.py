@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from gangline.context import REAL, Dependencies
 from gangline.control.end import stop
-from gangline.control.packed_run import packed, script_lines, take_over
 from gangline.control.supervision import RunHandle, open_run
 from gangline.control.unshared_home import nodes_of, renew
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
@@ -55,6 +54,8 @@ def script(layout: RunLayout, asked: SlurmRequest, *, name: str, archive: bytes 
     if asked.shared_home:
         options += [f"--output={layout.folder}/slurm-%j.log", f"--chdir={layout.folder}"]
         return batch_script(asked, [*asked.setup, becomes(_step_of(layout))], options)
+    from gangline.control.packed_run import script_lines  # what packs costs 0.1 s, which most verbs do not pay
+
     # requeued by Slurm, it might get nodes that have nothing of the run
     options += ["--output=/dev/null", "--chdir=/"]
     return batch_script(asked, script_lines(layout, asked, archive), options, requeue=False)
@@ -119,6 +120,8 @@ def _hand_over(layout: RunLayout, record: SlurmRecord, *, name: str, secrets: Ma
     if record.asked.shared_home:
         write_atomic(layout.folder / SECRETS, json.dumps(dict(secrets)).encode())
     else:
+        from gangline.control.packed_run import packed
+
         options, archive = nodes_of(layout, record.asked), packed(layout)
     write_atomic(path, script(layout, record.asked, name=name, archive=archive).encode())
     return slurm("sbatch", "--parsable", *options, str(path)).strip().partition(";")[0]
@@ -346,6 +349,8 @@ def batch(layout: RunLayout, begin: Begin, *, watch: Watch = _nothing, deps: Dep
             seen=f"no {IN_ALLOCATION} here",
             fix="gangline train submits the job",
         )
+    from gangline.control.packed_run import take_over
+
     take_over(layout, number)
     with _secrets_of(layout) as secrets:
         deps = replace(deps, variables={**deps.variables, **secrets})
