@@ -298,6 +298,13 @@ class Notices:
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "limit", True))
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "end", True))
 
+    def end_within(self, seconds: float) -> bool:
+        """Whether TERM has come, or comes in so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not self.end and time.monotonic() < deadline:
+            time.sleep(LOOK_S / 5)
+        return self.end
+
 
 class LogConsole:
     """A console whose lines go to the log of the job."""
@@ -311,6 +318,8 @@ class LogConsole:
         """Not in a log."""
 
 
+NOTICE_S = 2.0
+"""How much later than the other steps of a job, whose end looks like a failure, its batch step may hear the reason."""
 Begin = Callable[[RunLayout, Console, Dependencies], None]
 LET_READ_S = 5.0
 """Where nodes do not see gangline's home, whoever follows reads the end of a run before its job has ended."""
@@ -361,7 +370,7 @@ def batch(layout: RunLayout, begin: Begin, *, watch: Watch = _nothing, deps: Dep
             begin(layout, console, deps)
         except GanglineError as error:
             console.report(str(error))
-            return _not_begun(layout, error, ended=notices.end)
+            return _not_begun(layout, error, ended=notices.end_within(NOTICE_S))
         return _stay(layout, number, notices, console, deps, watch)
 
 

@@ -118,6 +118,19 @@ def test_an_attempt_that_did_not_begin_has_failed_unless_slurm_ended_its_job(lay
     assert SlurmRecord.of(layout).noticed == (2 if ended else 0)
 
 
+def test_a_notice_that_comes_after_the_steps_have_ended_is_waited_for(monkeypatch):
+    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)]
+    try:
+        notices = slurm_job.Notices()
+        assert not notices.end_within(0.0)
+        monkeypatch.setattr(slurm_job.time, "sleep", lambda _seconds: signal.raise_signal(signal.SIGTERM))
+        assert notices.end_within(60.0)
+        assert notices.end_within(0.0)
+    finally:
+        for number, handler in zip((signal.SIGUSR1, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+
+
 def waiting(layout, job="41"):
     RunState(name="tiny", phase="queued").save(layout)
     SlurmRecord(job=job, submitted="", cluster=CLUSTER).save(layout.slurm)
