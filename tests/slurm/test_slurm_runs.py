@@ -268,3 +268,15 @@ def test_a_token_reaches_the_ranks_and_stays_on_no_disk(account):
     for host in (account.lab.login, account.lab.ctl, *account.lab.nodes):
         assert host.run(["grep", "-rls", "hf_canary", "/home/ada", "/var/spool", "/var/log", "/tmp"]).stdout == ""
     account.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_a_run_whose_supervisor_is_killed_gets_another_one_and_goes_on(account):
+    run = account.runs()
+    account.awaits_output(run, "step 3")
+    assert any(node.run(["pkill", "-9", "-f", "gangline[.]supervise "]).returncode == 0 for node in account.lab.nodes)
+    account.awaits_output(run, "step 200")
+    assert account.row(run)["phase"] == "running", account.log_of(run)
+    account.types("stop", run)
+    assert account.row(run)["phase"] == "stopped"
+    account.leaves_nothing()

@@ -22,6 +22,7 @@ from gangline.control.supervision import RunHandle, open_run
 from gangline.control.unshared_home import nodes_of, renew
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.provision.console import Console
+from gangline.report.follow import Patience
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, SlurmRequest
 from gangline.runs.files import write_atomic
 from gangline.runs.layout import RunLayout, SweepLayout
@@ -389,7 +390,8 @@ def _not_begun(layout: RunLayout, error: GanglineError, *, ended: bool) -> int:
 def _stay(layout: RunLayout, number: str, notices: Notices, console: Console, deps: Dependencies, watch: Watch) -> int:
     told = ordered = False
     with open_run(layout.run_id, home=layout.root, deps=deps) as run:
-        while not (record := run.record()).ended and record.phase != "queued":
+        patience = Patience(run.view().patience_s, time.monotonic)  # a host agent starts another supervisor
+        while not (record := patience.judge(run.record())).ended and record.phase != "queued":
             watch(run, record)
             if notices.end and not told:  # the supervisor has heard of it, too
                 console.report(f"Slurm ends the job: {layout.run_id} saves and stops")
