@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gangline.diagnose.corpus import known_failures
-from gangline.diagnose.signatures import LEVELS, THEN_CHARS, Level, Signature, filled, head_of
+from gangline.diagnose.signatures import LEVELS, RAISED, THEN_CHARS, Level, Signature, filled, head_of
 
 LINE_CHARS = 400
 """Of a line that is shown."""
@@ -41,10 +41,7 @@ _ESCAPED = re.compile(r"\\[^snWD]")
 _ENDS = re.compile(r"\\[snWD]")
 _CLASS = re.compile(r"\[(\^?)((?:\\.|[^\]])*)\]")
 _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-_])")
-_RAISED = re.compile(
-    rb"(?<![\w.])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]?\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::|(?=\s*$))[^\n]{0,2000})"
-)
-"""An exception as the last line of a traceback has it, whatever a launcher put before it. Bounded."""
+_RAISED = re.compile(RAISED.encode())
 _WARNED = re.compile(rb"(?<!NCCL )\bWARN(?:ING)?\b|\bwarning:|\w{0,40}Warning: |^\[?W\d{4}[ \]]")
 
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gangline.diagnose.signatures import is_witness
+from gangline.diagnose.signatures import is_witness, last_exception
 
 ECHOES = 2
 """Weight from which a failure is no cause any more."""
@@ -31,14 +31,18 @@ def weight(failure: Failure) -> int:
     """How far a failure is from being the cause; time decides among equals.
 
     0: an error of its own, or a signal from outside. 1: an exit that nobody explained. 2: an echo of another's end.
-    3: torchrun or an order ended it.
+    3: torchrun or an order ended it. A program that is not ours writes no error down: the end of its log has it.
     """
     code = failure["exit"]
     if failure["error"] is not None:
         return ECHOES if is_echo(failure["error"]) else 0
     if failure["ordered"] or code == -signal.SIGTERM or code is None:
         return ORDERED
-    return 0 if code < 0 else 1
+    lines = [str(line) for line in failure.get("log_tail") or ()]
+    raised = last_exception(lines)
+    if is_witness(raised or ("\n".join(lines) if code == -signal.SIGABRT else "")):
+        return ECHOES
+    return 0 if code < 0 or raised else 1
 
 
 def is_echo(error: Mapping[str, Any]) -> bool:

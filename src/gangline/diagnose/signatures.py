@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,12 @@ LEVELS: tuple[Level, ...] = ("cause", "symptom", "echo", "noise")
 
 THEN_CHARS = 3000
 """Within so many characters after the beginning of a match its `then` stands."""
+
+RAISED = (
+    r"(?<![\w.])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]?\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::|(?=\s*$))"
+    r"[^\n]{0,2000})"
+)
+"""An exception as the last line of a traceback has it, whatever a launcher put before it. Bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,6 +449,7 @@ SIGNATURES: dict[str, Signature] = {
 }
 
 
+_RAISED = re.compile(RAISED)
 _HEAD = re.compile(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])*(?![*?{])")
 """The plain characters with which a regular expression begins; the last one is not optional."""
 
@@ -459,6 +466,12 @@ def verdict(text: str, *, host: str) -> tuple[str, str] | None:
 def is_witness(text: str) -> bool:
     """Whether words in a text only tell that another rank or host has gone."""
     return any(True for one in SIGNATURES.values() if one.is_echo for _ in matches(one, text))
+
+
+def last_exception(lines: Sequence[str]) -> str | None:
+    """The last exception in lines of a log, with its class; None where there is none."""
+    found = (_RAISED.search(line) for line in reversed(lines))
+    return next((match[1].strip() for match in found if match), None)
 
 
 def matches(signature: Signature, text: str) -> Iterator[re.Match[str]]:

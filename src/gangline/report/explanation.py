@@ -17,7 +17,8 @@ LABEL = 9
 """Columns of the words before a line."""
 SEEN_LINES = 24
 TAIL_LINES = 8
-SHOWN_LINE_CHARS = 160
+SHOWN_LINE_CHARS, SHOWN_END_CHARS = 400, 150
+"""Of a longer line the beginning and the end are shown."""
 STACK_FRAMES = 4
 STACK_LINES = 40
 MOST_ENDS = 16
@@ -244,10 +245,14 @@ def _end_json(end: RankEnd) -> dict[str, Any]:
 
 
 def _labelled(label: str, lines: Iterable[str]) -> list[str]:
-    """Lines behind their label; long lines are cut."""
-    texts = [clean(line) for line in lines]
-    cut = [text if len(text) <= SHOWN_LINE_CHARS else f"{text[: SHOWN_LINE_CHARS - 3]}..." for text in texts]
+    """Lines behind their label; of long lines the middle is left out."""
+    cut = [_shortened(clean(line)) for line in lines]
     return [f"  {label if index == 0 else '':<{LABEL}}{text}".rstrip() for index, text in enumerate(cut)]
+
+
+def _shortened(text: str) -> str:
+    begin = SHOWN_LINE_CHARS - SHOWN_END_CHARS - 5
+    return text if len(text) <= SHOWN_LINE_CHARS else f"{text[:begin]} ... {text[-SHOWN_END_CHARS:]}"
 
 
 def _middle_out(lines: Sequence[str], most: int) -> list[str]:

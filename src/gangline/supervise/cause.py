@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.diagnose.rank_ends import ECHOES, Failure, signal_name, weight
-from gangline.diagnose.signatures import verdict
+from gangline.diagnose.signatures import last_exception, verdict
 from gangline.errors import BadState, RunFailed
 from gangline.launch.backend import HostStatus, LaunchRequest
 from gangline.runs.state import iso
@@ -112,6 +112,8 @@ def _death(place: str, failure: Failure) -> RunFailed:
         fix = "if its host ran out of memory (see dmesg there), lower micro_batch or sequence_length"
         hint = fix if -code == signal.SIGKILL else "read the log: gangline logs"
         return RunFailed(f"{place} was killed by {name}", seen=seen, fix=f"{hint}; then: gangline resume")
+    if raised := last_exception(failure["log_tail"]):
+        return RunFailed(f"{place}: {raised}", seen=seen, fix="read the log: gangline logs")
     how = f"with exit code {code}" if code is not None else "without a word"
     return RunFailed(f"{place} ended {how}", seen=seen, fix="read the log: gangline logs")
 

@@ -65,6 +65,29 @@ def test_the_weight_of_a_failure_is_its_distance_from_the_cause(found: dict[str,
     assert weight(found) == expected
 
 
+WATCHDOG = ["step 7", LINES["nccl-timeout"], "Fatal Python error: Aborted"]
+LOST = ["Traceback (most recent call last):", '  File "train.py", line 3', f"[rank0]: {LINES['reset']}"]
+RAISED = ["Traceback (most recent call last):", '  File "train.py", line 3', "[rank1]: KeyError: 'text'", "bye"]
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "expected"),
+    [
+        (1, RAISED, 0),
+        (1, LOST, ECHOES),
+        (-6, WATCHDOG, ECHOES),
+        (-6, ["terminate called after throwing an instance of 'std::bad_alloc'"], 0),
+        (-9, ["step 7", LINES["nccl-timeout"]], 0),
+        (1, ["step 7"], 1),
+        (-15, RAISED, ORDERED),
+    ],
+)
+def test_of_a_program_that_is_not_ours_the_end_of_the_log_tells_causes_from_echoes(
+    code: int, tail: list[str], expected: int
+) -> None:
+    assert weight({**failure(code=code), "log_tail": tail}) == expected
+
+
 def test_an_echo_may_stand_in_the_evidence() -> None:
     assert is_echo({"what": "RuntimeError", "seen": LINES["waited"]})
     assert not is_echo({"what": "RuntimeError"})

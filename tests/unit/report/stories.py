@@ -220,7 +220,7 @@ def own_program(past: Past) -> None:
         ended("pc1", returncode=-9, reason="killed"),
         ended("pc2", failure(1, log_tail=[*said, *CONSOLE]), console_tail=CONSOLE),
     )
-    past.event("failed", what="rank 1 on pc2 ended with exit code 1")
+    past.event("failed", what="rank 1 on pc2: ModuleNotFoundError: No module named 'trl'")
     past.state("failed")
 
 
