@@ -9,9 +9,9 @@ import pytest
 COMMAND = (sys.executable, "-m", "gangline.cli.main")
 NAMES = ("pc1", "pc2")
 SNAPSHOT = """
-import base64, json, os, stat
+import base64, json, os, stat, sys
 found = {}
-for top in ("/etc", os.path.expanduser("~")):
+for top in sys.argv[1:]:
     for folder, _, names in os.walk(top):
         for path in [folder, *(os.path.join(folder, name) for name in names)]:
             state = os.lstat(path)
@@ -27,8 +27,9 @@ print(json.dumps(found))
 
 
 def snapshot(host):
-    """Content, mode, owner and extended attributes of /etc and the home, and the hostname."""
-    found = json.loads(host.check(["/usr/bin/python3", "-c", SNAPSHOT]))
+    """Content, mode, owner and extended attributes of what is the host's own, and its hostname."""
+    tops = (f"{host.home}/.ssh",) if host.name == "desk" else ("/etc", str(host.home), "/home")
+    found = json.loads(host.check(["/usr/bin/python3", "-c", SNAPSHOT, *tops], as_root=True))
     return {**found, "hostname": host.check(["uname", "-n"])}
 
 

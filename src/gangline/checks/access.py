@@ -63,8 +63,8 @@ failure.fail(
     "E-ACC-05",
     title="refuses your ssh key",
     meaning="nothing can be started there",
-    fix="ssh-copy-id HOST brings your key to it; without a key, first: ssh-keygen -t ed25519; a key with a passphrase "
-    "has to be in your agent (ssh-add)",
+    fix="ssh-copy-id HOST brings your key to it; a key with a passphrase has to be in your agent (ssh-add)",
+    step="access",
 )("denied")
 failure.fail(
     "E-ACC-06",
@@ -90,6 +90,7 @@ failure.fail(
     "as you",
     fix="let only {addresses} in: sudo ufw allow from ADDRESS for each, sudo ufw allow ssh, sudo ufw enable; or "
     "train in a network of their own",
+    step="firewall",
 )
 def _reached_from_outside(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     if cluster.backend != "slurm":

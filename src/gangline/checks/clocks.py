@@ -27,6 +27,7 @@ _, whole_cluster = adders(RULES)
     title="its clock is {ahead_of_or_behind} that of {head}",
     meaning="times in logs and events do not match: what failed first cannot be told",
     fix=SET_CLOCK,
+    step="clock",
 )
 def _off(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     return _between(inventory, cluster, WARN_S, FAIL_S)
@@ -37,6 +38,7 @@ def _off(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     title="its clock is {ahead_of_or_behind} that of {head}",
     meaning="certificates, tokens and signed downloads are refused as not valid yet, or not any more",
     fix=SET_CLOCK,
+    step="clock",
 )
 def _far_off(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     return _between(inventory, cluster, FAIL_S, float("inf"))

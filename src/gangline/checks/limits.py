@@ -25,6 +25,7 @@ each_host, _ = adders(RULES)
     title="few files may be open at once",
     meaning="data loaders and many ranks end with `Too many open files`",
     fix="raise `nofile` in /etc/security/limits.conf there, log in anew",
+    step="limits",
 )
 def _files(facts: HostFacts, _host: Host) -> Iterator[str]:
     soft, hard = facts.limits.nofile_soft, facts.limits.nofile_hard
@@ -38,6 +39,7 @@ def _files(facts: HostFacts, _host: Host) -> Iterator[str]:
     meaning="NCCL cannot register its buffers and ends with `ibv_reg_mr failed` or `Cannot allocate memory`",
     fix="set `memlock` to unlimited in /etc/security/limits.conf there, log in anew; in a container: "
     "--ulimit memlock=-1",
+    step="limits",
 )
 def _locked(facts: HostFacts, _host: Host) -> Iterator[str]:
     soft = facts.limits.memlock_soft
@@ -50,6 +52,7 @@ def _locked(facts: HostFacts, _host: Host) -> Iterator[str]:
     title="little shared memory",
     meaning="NCCL between the GPUs of one host and data loaders with workers end with a bus error",
     fix="in a container: --shm-size=8g or --ipc=host; else: sudo mount -o remount,size=8g /dev/shm",
+    step="limits",
 )
 def _shared_memory(facts: HostFacts, _host: Host) -> Iterator[str]:
     total = facts.limits.shm_total_bytes

@@ -54,6 +54,7 @@ def _owner(facts: HostFacts) -> str:
     title="several hosts have one hostname",
     meaning="libraries that know hosts by name take them for one machine, and logs cannot be told apart",
     fix="give each one its own name: sudo hostnamectl set-hostname NAME",
+    step="names",
 )
 def _same_hostname(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     for hostname, hosts in grouped(inventory, lambda facts: facts.hostname).items():
@@ -68,6 +69,7 @@ def _same_hostname(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     meaning="programs that look up {hostname} give the other hosts 127.x, an address that does not lead back; "
     "gangline gives its ranks an interface instead",
     fix="in its /etc/hosts, write the address of the network beside {hostname}",
+    step="names",
 )
 def _own_name_is_loopback(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     if len(cluster.hosts) < 2 or cluster.is_one_machine:
@@ -102,6 +104,7 @@ def _one_machine_twice(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]
     title="the name {name} leads to a wrong address",
     meaning="programs there that use the name connect to another machine, or to none",
     fix="correct {name} in its /etc/hosts or in your DNS; gangline itself uses addresses",
+    step="names",
 )
 def _name_leads_elsewhere(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     """What a host means by another's name has to be an address of that other host."""

@@ -51,7 +51,7 @@ def _entry(name: str, rules: list[Rule]) -> FindingEntry:
         id=name,
         severity="; ".join(dict.fromkeys(rule.severity for rule in rules)),
         meanings=tuple(_without_gaps(f"{'; '.join(group)}: {meaning}") for meaning, group in titles.items()),
-        fixes=tuple(dict.fromkeys(_without_gaps(rule.fix) for rule in rules)),
+        fixes=tuple(dict.fromkeys(map(_fix, rules))),
     )
 
 
@@ -94,8 +94,13 @@ def page(text: str) -> str:
 
 def _row(rule: Rule) -> str:
     code = ", exit code 4" if is_unreachable(rule.id) else ""
-    title, meaning, fix = map(_without_gaps, (rule.title, rule.meaning, rule.fix))
-    return f"| {rule.id} | {rule.severity}{code} | {title}: {meaning} | {fix} |\n"
+    title, meaning = map(_without_gaps, (rule.title, rule.meaning))
+    return f"| {rule.id} | {rule.severity}{code} | {title}: {meaning} | {_fix(rule)} |\n"
+
+
+def _fix(rule: Rule) -> str:
+    """What to do, and the step that does it."""
+    return _without_gaps(rule.fix) + (f"; or: gangline prepare {rule.step}" if rule.step else "")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ class Finding:
     """Why it matters."""
     fix: str
     """What to do."""
+    step: str = ""
+    """The step of `gangline prepare` that does it; "" where none does."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for findings.json."""
@@ -51,6 +53,7 @@ class Finding:
             *(f"            {each}" for each in more),
             f"  means     {self.meaning}",
             f"  fix       {self.fix}",
+            *([f"  or        gangline prepare {self.step}, which shows every change first"] if self.step else []),
         ]
 
 
@@ -93,6 +96,8 @@ class Rule:
     meaning: str
     fix: str
     look: Look
+    step: str = ""
+    """The step of `gangline prepare` that mends it; "" where none does."""
 
 
 def apply(rules: Sequence[Rule], inventory: Inventory, cluster: Cluster) -> list[Finding]:
@@ -122,23 +127,24 @@ class Adder(Generic[_L]):
         self._rules = rules
         self._to_look = to_look
 
-    def fail(self, name: str, *, title: str, meaning: str, fix: str) -> Callable[[_L], _L]:
+    def fail(self, name: str, *, title: str, meaning: str, fix: str, step: str = "") -> Callable[[_L], _L]:
         """Add a rule whose findings stop the start."""
-        return self._add("fail", name, (title, meaning, fix))
+        return self._add("fail", name, (title, meaning, fix), step)
 
-    def warn(self, name: str, *, title: str, meaning: str, fix: str) -> Callable[[_L], _L]:
+    def warn(self, name: str, *, title: str, meaning: str, fix: str, step: str = "") -> Callable[[_L], _L]:
         """Add a rule whose findings do not stop the start."""
-        return self._add("warn", name, (title, meaning, fix))
+        return self._add("warn", name, (title, meaning, fix), step)
 
-    def info(self, name: str, *, title: str, meaning: str, fix: str) -> Callable[[_L], _L]:
+    def info(self, name: str, *, title: str, meaning: str, fix: str, step: str = "") -> Callable[[_L], _L]:
         """Add a rule whose findings tell only."""
-        return self._add("info", name, (title, meaning, fix))
+        return self._add("info", name, (title, meaning, fix), step)
 
-    def _add(self, severity: Severity, name: str, texts: tuple[str, str, str]) -> Callable[[_L], _L]:
+    def _add(self, severity: Severity, name: str, texts: tuple[str, str, str], step: str) -> Callable[[_L], _L]:
         def decorated(look: _L) -> _L:
             title, meaning, fix = texts
             found = self._to_look(look)
-            self._rules.append(Rule(id=name, severity=severity, title=title, meaning=meaning, fix=fix, look=found))
+            rule = Rule(id=name, severity=severity, title=title, meaning=meaning, fix=fix, look=found, step=step)
+            self._rules.append(rule)
             return look
 
         return decorated
@@ -190,4 +196,5 @@ def _finding(rule: Rule, seen: Seen) -> Finding:
         evidence=seen.evidence,
         meaning=filled(rule.meaning),
         fix=seen.fix or filled(rule.fix),
+        step=rule.step,
     )

@@ -29,7 +29,10 @@ class _PrepareTerminal(Terminal):
 def command(  # noqa: PLR0913  (options of a command line)
     words: Annotated[
         list[str] | None,
-        argument("STEP | HOST", "steps (names, limits, firewall) and hosts of the cluster; by default all of both"),
+        argument(
+            "STEP | HOST",
+            "steps (access, names, clock, sleep, limits, firewall, sshd) and hosts; by default all of both but sshd",
+        ),
     ] = None,
     cluster: ClusterFile = None,
     yes: Annotated[

@@ -632,13 +632,12 @@ def require_some(hosts: Sequence[object], failed: dict[str, str]) -> None:
 
 
 def how_to_log_in(host: str, failed: Mapping[str, str]) -> str:
-    """What to do about hosts that do not let us in: the two commands where a key is missing."""
+    """What to do about hosts that do not let us in: the command that brings a key."""
     if not any("permission denied" in why.lower() for why in failed.values()):
         return f"log in to one by hand: ssh {host}"
-    has_key = any((Path.home() / ".ssh").glob("id_*.pub")) or "SSH_AUTH_SOCK" in os.environ
-    key = "" if has_key else "this computer has no ssh key, make one: ssh-keygen -t ed25519; "
-    each = ", ".join(f"ssh-copy-id {name}" for name, why in failed.items() if "permission denied" in why.lower())
-    return f"{key}bring your key to each host: {each}; a key with a passphrase has to be in your agent (ssh-add)"
+    denied = " ".join(name for name, why in failed.items() if "permission denied" in why.lower())
+    locked = "a key with a passphrase has to be in your agent (ssh-add)"
+    return f"gangline prepare access {denied}: asks for the password once and brings your key there; {locked}"
 
 
 def show_hosts(found: HostsFound, failed: dict[str, str], console: InitConsole) -> None:

@@ -37,16 +37,20 @@ class Passwords:
         """The one that is known; None: it was not asked yet."""
         return self._known.get(host)
 
-    def ask(self, host: str, user: str) -> str:
-        """Ask the user; an empty answer is the one given last. Raises UsageError where nobody answers."""
+    def ask(self, host: str, user: str, *, purpose: str = "sudo") -> str:
+        """Ask the user; an empty answer is the one given last. Raises UsageError where nobody answers.
+
+        purpose: sudo, or ssh for the first login, whose password is then tried for sudo, too.
+        """
         with self._lock:
             same = " (Enter: the same as before)" if self._last else ""
-            said = self._ask(f"password of {user} on {host} for sudo{same}:")
+            said = self._ask(f"password of {user} on {host} for {purpose}{same}:")
             if said is None:
                 raise UsageError(
-                    f"{host}: this needs root, and nobody is here to type the password of {user}",
-                    seen="sudo asks for a password, and there is no terminal",
-                    fix="run it in a terminal, log in as root, or give that user sudo without a password",
+                    f"{host}: nobody is here to type the password of {user}",
+                    seen=f"{purpose} asks for a password, and there is no terminal",
+                    fix="run it in a terminal"
+                    + (", log in as root, or give that user sudo without a password" if purpose == "sudo" else ""),
                 )
             self._known[host] = self._last = said or self._last or ""
             return self._known[host]
@@ -103,6 +107,10 @@ class HostSide:
             return reading.with_all_of(self.read(root_asks, scope="root"))
         except UsageError:
             return reading
+
+    def go_over_to(self, transport: Transport) -> None:
+        """Ask the host over another connection from now on."""
+        self._transport = transport
 
     def apply(self, step: str, scope: Scope, plan: StepPlan, *, txn: str, by: str) -> None:
         """Make the changes of one scope; raises GanglineError, and then none of them stands."""

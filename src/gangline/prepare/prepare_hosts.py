@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime as dt
 import getpass
 import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from gangline.config.document import name_of
 from gangline.context import REAL, Dependencies, load_cluster, reached
 from gangline.errors import GanglineError, HostUnreachable, UsageError
-from gangline.init.dependencies import InitConsole, says_yes
+from gangline.init.dependencies import InitConsole, Scan, says_yes, scan, scan_all, trust
+from gangline.init.dependencies import show as show_keys
 from gangline.prepare.change_view import plan_json, plan_lines, undo_lines
 from gangline.prepare.host_side import HostSide, Passwords, Undoable, new_txn
 from gangline.prepare.prepare_step import Asks, HostReading, PrepareStep, Scope, StepPlan, StepView
+from gangline.prepare.ssh_access import ACCESS, HERE_ASKS, KEY, plan_here
 from gangline.prepare.step_table import STEPS, chosen
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.fanout import in_parallel
+from gangline.transport.hostkeys import own_key
+from gangline.transport.local import LocalTransport
+from gangline.transport.password import PasswordTransport
 from gangline.transport.transport import Transport
 
 SCOPES: tuple[Scope, ...] = ("user", "root")
 ROOT_JOURNAL = PurePosixPath("/var/lib/gangline/prepare")
 """As the host half has it (`agent.prepare.change_journal`)."""
+USER_JOURNAL = Path("~/.local/state/gangline/prepare/journal.jsonl")
+HERE = "this-computer"
+"""Stands for a host where the user's own files here are meant."""
 LOGIN_TRIES = 3
 LOGIN_PAUSE_S = 1.0
+SETTLE_S = 2.0
+"""Between a change and the new logins that prove it; two of them have to work."""
 
 
 class PrepareConsole(InitConsole, Protocol):
@@ -83,33 +96,67 @@ class Prepared:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logins:
+    """What a first login touches; tests put other things here."""
+
+    own_key: Callable[[str, int | None], tuple[str, str]] = own_key
+    by_password: Callable[[Host, str], Transport] = PasswordTransport
+    scan: Callable[[Host], Scan] = scan
+    here: Callable[[], Transport] = lambda: LocalTransport(Host(name=HERE, workdir="", python=""))
+
+
+LOGINS = Logins()
+"""Real hosts, and the user's own keys."""
+
+
 # Prepare.
 
 
-def prepare(asked: PrepareQuestion, *, console: PrepareConsole, deps: Dependencies = REAL) -> Prepared:
+def prepare(
+    asked: PrepareQuestion, *, console: PrepareConsole, deps: Dependencies = REAL, logins: Logins = LOGINS
+) -> Prepared:
     """Show what the steps would change, and change it after a yes.
 
     Raises UsageError for words that nobody knows and for a no, HostUnreachable where no host answers, GanglineError
     where a change failed: then nothing of that step stands on that host.
     """
-    cluster = _cluster(asked)
-    steps, hosts = chosen(asked.words, cluster)
-    with reached(cluster, home=asked.home, console=console, deps=deps) as (_, context):
+    cluster = _cluster(asked, console, logins)
+    steps, hosts = chosen([name_of(word) for word in asked.words], cluster)
+    with contextlib.ExitStack() as stack:
+        _, context = stack.enter_context(reached(cluster, home=asked.home, console=console, deps=deps))
         passwords = Passwords(console.secret)
-        sides = {host.name: _side(host, context.transports[host.name], passwords) for host in cluster.hosts}
-        found = Prepared(dry_run=asked.dry_run)
-        readings = _read(sides, steps, found)
+        session = _Session(
+            asked=asked,
+            cluster=cluster,
+            steps=steps,
+            sides={host.name: _side(host, context.transports[host.name], passwords) for host in cluster.hosts},
+            passwords=passwords,
+            console=console,
+            deps=deps,
+            logins=logins,
+            stack=stack,
+            found=Prepared(dry_run=asked.dry_run),
+        )
+        session.read(hosts)
         for name in hosts:
-            if name in readings:
-                found.plans[name] = _plans(cluster, cluster.host(name), steps, readings)
-        _show(found, console)
-        if found.num_changes and _may_change(asked, found, console):
-            for name in found.plans:
-                _change(cluster, sides[name], steps, readings, found, console=console, asked=asked, deps=deps)
-    return found
+            if name in session.readings:
+                session.found.plans[name] = session.plans(cluster.host(name), steps)
+        _show(session.found, console)
+        if session.found.num_changes and _may_change(session.found, asked, console):
+            for name in session.found.plans:
+                session.change(name)
+        return session.found
 
 
-def _cluster(asked: PrepareQuestion) -> Cluster:
+def _cluster(asked: PrepareQuestion, console: PrepareConsole | None = None, logins: Logins = LOGINS) -> Cluster:
+    """The cluster of the file; for `access`, hosts that are in none yet."""
+    if console is not None and ACCESS.name in asked.words:
+        known = {host.name for host in load_cluster(asked.cluster, asked.home).hosts} if asked.cluster else set()
+        steps = {step.name for step in STEPS}
+        new = [word for word in asked.words if word not in steps and name_of(word) not in known]
+        if new:
+            return _new_hosts(new, asked, console, logins)
     cluster = load_cluster(asked.cluster, asked.home)
     if cluster.slurm is not None:
         raise UsageError(
@@ -125,30 +172,184 @@ def _side(host: Host, transport: Transport, passwords: Passwords) -> HostSide:
     return HostSide(host.name, transport, user=user, passwords=passwords)
 
 
-def _read(sides: dict[str, HostSide], steps: Sequence[PrepareStep], found: Prepared) -> dict[str, HostReading]:
-    """What the steps want to know of every host that answers."""
+def _new_hosts(words: list[str], asked: PrepareQuestion, console: PrepareConsole, logins: Logins) -> Cluster:
+    """Hosts that no file has, each with the key that the user trusts. Raises UsageError, HostKeyRefused."""
+    from gangline.config.load import named_hosts
 
-    def read(name: str) -> HostReading | GanglineError:
+    hosts = [each.host for each in named_hosts(words, home=asked.home)]
+    scans = scan_all(hosts, logins.scan)
+    if failed := next((each for each in scans if each.problem), None):
+        raise HostUnreachable(
+            f"{failed.host.name} shows no host key", seen=failed.problem, fix="is it on, and does its sshd run?"
+        )
+    show_keys(scans, console)
+    trust(scans, yes=asked.yes, console=console)
+    keys = {each.host.name: each.key for each in scans}
+    return Cluster(name="new", hosts=tuple(dataclasses.replace(host, host_key=keys[host.name]) for host in hosts))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """One call of prepare: the hosts that it asks, what they answered, and what became of each."""
+
+    asked: PrepareQuestion
+    cluster: Cluster
+    steps: Sequence[PrepareStep]
+    sides: dict[str, HostSide]
+    passwords: Passwords
+    console: PrepareConsole
+    deps: Dependencies
+    logins: Logins
+    stack: contextlib.ExitStack
+    """Closes connections that were made on the way."""
+    readings: dict[str, HostReading] = field(default_factory=dict)
+    public_keys: dict[str, str] = field(default_factory=dict)
+    """By host that took a password only."""
+    found: Prepared = field(default_factory=Prepared)
+
+    def read(self, hosts: Sequence[str]) -> None:
+        """Ask every host of the cluster; those that want a password, by password. Raises where none answers."""
+        answers = dict(zip(self.sides, in_parallel(self._answer, self.sides), strict=True))
+        self.readings |= {name: answer for name, answer in answers.items() if isinstance(answer, HostReading)}
+        errors = []
+        for name, error in answers.items():
+            if isinstance(error, HostReading):
+                continue
+            wants_password = name in hosts and ACCESS in self.steps and getattr(error, "reason", "") == "denied"
+            left = self._first_login(self.cluster.host(name)) if wants_password else error
+            if left is not None:
+                errors.append(left)
+                self.found.failed[name] = "; ".join(filter(None, (left.what, left.seen)))
+        if not self.readings:
+            raise errors[0]
+
+    def _answer(self, name: str) -> HostReading | GanglineError:
         try:
-            return sides[name].read_for(steps)
+            return self.sides[name].read_for(self.steps)
         except GanglineError as error:
             return error
         except (OSError, TimeoutError) as error:
             return GanglineError(f"{name}: it cannot be asked", seen=str(error))
 
-    answers = dict(zip(sides, in_parallel(read, sides), strict=True))
-    errors = {name: answer for name, answer in answers.items() if isinstance(answer, GanglineError)}
-    found.failed |= {name: "; ".join(filter(None, (error.what, error.seen))) for name, error in errors.items()}
-    if len(errors) == len(answers):
-        raise next(iter(errors.values()))
-    return {name: answer for name, answer in answers.items() if isinstance(answer, HostReading)}
+    def _first_login(self, host: Host) -> GanglineError | None:
+        """Read a host by password, once there is a key to bring to it."""
+        try:
+            key = self._public_key(host)
+            password = self.passwords.ask(host.name, self.sides[host.name].user, purpose="ssh")
+        except GanglineError as error:
+            return error
+        transport = self.logins.by_password(host, password)
+        self.stack.callback(transport.close)
+        self.sides[host.name].go_over_to(transport)
+        answer = self._answer(host.name)
+        if isinstance(answer, GanglineError):
+            return answer
+        self.readings[host.name], self.public_keys[host.name] = answer, key
+        return None
 
+    def _public_key(self, host: Host) -> str:
+        """The user's public key; one is made where there is none and the user wants it. Raises GanglineError."""
+        key, why = self.logins.own_key(host.ssh or host.name, host.ssh_port)
+        if key or why:
+            if not key:
+                raise UsageError(f"{host.name}: no key of yours can be used", seen=why, fix="then try again")
+            return key
+        here = HostSide(HERE, self.logins.here(), user=getpass.getuser(), passwords=self.passwords)
+        wanted = [each for each in self.cluster.hosts if each.transport == "ssh"]
+        plan = plan_here(here.read(HERE_ASKS), wanted)
+        asking = Prepared(plans={HERE: {ACCESS.name: plan}})
+        _show(asking, self.console)
+        if plan.changes and not _may_change(asking, self.asked, self.console):
+            raise UsageError("you have no ssh key", seen="none was made", fix="ssh-keygen -t ed25519, or --yes here")
+        if plan.changes:
+            self._make(Host(name=HERE, workdir="", python=""), here, ACCESS.name, "user", plan)
+            self.console.report(f"made a key: {KEY}")
+        key = here.read(HERE_ASKS).files[f"{KEY}.pub"].text.strip()
+        if not key:
+            raise GanglineError("there is no public key beside the new one", seen=f"{KEY}.pub is empty or not there")
+        return key
 
-def _plans(
-    cluster: Cluster, host: Host, steps: Sequence[PrepareStep], readings: dict[str, HostReading]
-) -> dict[str, StepPlan]:
-    view = StepView(host=host, cluster=cluster, reading=readings[host.name], readings=readings)
-    return {step.name: step.plan(view) for step in steps}
+    def plans(self, host: Host, steps: Sequence[PrepareStep]) -> dict[str, StepPlan]:
+        """What steps would change on a host."""
+        view = StepView(
+            host=host,
+            cluster=self.cluster,
+            reading=self.readings[host.name],
+            readings=self.readings,
+            public_key=self.public_keys.get(host.name, ""),
+        )
+        return {step.name: step.plan(view) for step in steps}
+
+    def change(self, name: str) -> None:
+        """Every step on one host; the first that fails ends the host's turn."""
+        host, side = self.cluster.host(name), self.sides[name]
+        for step in self.steps:
+            plan = self.found.plans[name][step.name]
+            if not plan.changes:
+                continue
+            try:
+                for scope in SCOPES:
+                    if any(change.scope == scope for change in plan.changes):
+                        self.console.progress(f"{name}: {step.name}")
+                        self._make(host, side, step.name, scope, plan)
+                self._prove(host, side, step)
+            except GanglineError as error:
+                self.found.failed[name] = f"{step.name}: {error.what}; {error.seen}".rstrip("; ")
+                self.console.report(str(error))
+                return
+            self.found.changed.setdefault(name, []).append(step.name)
+            self.console.report(f"{name}: {step.name} is done; back: gangline prepare --undo {step.name} {name}")
+
+    def _make(self, host: Host, side: HostSide, step: str, scope: Scope, plan: StepPlan) -> None:
+        """One transaction, written down on this computer before and after. Raises GanglineError."""
+        txn, by = new_txn(), f"{getpass.getuser()}@{platform.node()}"
+        record = {"host": host.name, "step": step, "scope": scope, "txn": txn, "by": by}
+        changes = [change.to_json() for change in plan.changes if change.scope == scope]
+        _write_down(self.asked.home, {**record, "kind": "begin", "changes": changes})
+        side.apply(step, scope, plan, txn=txn, by=by)
+        if plan.revert_s is not None:
+            self._confirm(host, side, scope, txn)
+        _write_down(self.asked.home, {**record, "kind": "done"})
+
+    def _confirm(self, host: Host, side: HostSide, scope: Scope, txn: str) -> None:
+        """Keep a change that could lock out, from a new login: the old one proves nothing. Raises GanglineError."""
+        time.sleep(SETTLE_S)  # an sshd that has just been told to read its files answers as before for a moment
+        for left in reversed(range(LOGIN_TRIES)):
+            try:
+                side.by(self._fresh(host)).read(Asks())
+                time.sleep(SETTLE_S)
+                side.by(self._fresh(host)).confirm(scope, txn)
+                return
+            except HostUnreachable as error:
+                if not left:
+                    raise HostUnreachable(
+                        f"{host.name}: a new login does not work any more; the host takes the change back by itself",
+                        seen="; ".join(filter(None, (error.what, error.seen))),
+                        fix="wait a minute, then look again: gangline prepare --status",
+                        reason=error.reason,
+                    ) from None
+                time.sleep(LOGIN_PAUSE_S)
+
+    def _fresh(self, host: Host) -> Transport:
+        """A new connection."""
+        transport = self.deps.connect(Cluster(name="login", hosts=(host,)))[host.name]
+        self.stack.callback(transport.close)
+        return transport
+
+    def _prove(self, host: Host, side: HostSide, step: PrepareStep) -> None:
+        """Read again: the step has to find nothing more to change. Raises GanglineError."""
+        if step is ACCESS:  # the key has to open a second login, by which all that follows goes
+            side.go_over_to(self._fresh(host))
+            self.public_keys.pop(host.name, None)
+        self.readings[host.name] = self.readings[host.name].with_all_of(side.read_for([step]))
+        left = self.plans(host, [step])[step.name]
+        if left.changes:
+            lines = [line for change in left.changes for line in change.lines()]
+            raise GanglineError(
+                f"{host.name}: {step.name} was done, but did not bring what it should",
+                seen=f"it would still change: {' / '.join(lines)[:600]}",
+                fix=f"take it back: gangline prepare --undo {step.name} {host.name}",
+            )
 
 
 def _show(found: Prepared, console: PrepareConsole) -> None:
@@ -166,7 +367,7 @@ def _show(found: Prepared, console: PrepareConsole) -> None:
         console.report("nothing has to be changed")
 
 
-def _may_change(asked: PrepareQuestion, found: Prepared, console: PrepareConsole) -> bool:
+def _may_change(found: Prepared, asked: PrepareQuestion, console: PrepareConsole) -> bool:
     """Whether the user wants it; a dry run without a terminal."""
     if asked.yes and not asked.dry_run:
         return True
@@ -183,82 +384,6 @@ def _may_change(asked: PrepareQuestion, found: Prepared, console: PrepareConsole
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _change(  # noqa: PLR0913  (the seams of one host)
-    cluster: Cluster,
-    side: HostSide,
-    steps: Sequence[PrepareStep],
-    readings: dict[str, HostReading],
-    found: Prepared,
-    *,
-    console: PrepareConsole,
-    asked: PrepareQuestion,
-    deps: Dependencies,
-) -> None:
-    """Every step on one host; the first that fails ends the host's turn."""
-    host = cluster.host(side.name)
-    for step in steps:
-        plan = found.plans[side.name][step.name]
-        if not plan.changes:
-            continue
-        try:
-            for scope in SCOPES:
-                if any(change.scope == scope for change in plan.changes):
-                    console.progress(f"{side.name}: {step.name}")
-                    _make(host, side, step.name, scope, plan, deps=deps, home=asked.home)
-            _prove(cluster, host, side, step, readings)
-        except GanglineError as error:
-            found.failed[side.name] = f"{step.name}: {error.what}; {error.seen}".rstrip("; ")
-            console.report(str(error))
-            return
-        found.changed.setdefault(side.name, []).append(step.name)
-        console.report(f"{side.name}: {step.name} is done; back: gangline prepare --undo {step.name} {side.name}")
-
-
-def _make(  # noqa: PLR0913  (one transaction, and where it is written down)
-    host: Host, side: HostSide, step: str, scope: Scope, plan: StepPlan, *, deps: Dependencies, home: Path
-) -> None:
-    txn, by = new_txn(), f"{getpass.getuser()}@{platform.node()}"
-    record = {"host": host.name, "step": step, "scope": scope, "txn": txn, "by": by}
-    _write_down(home, {**record, "kind": "begin", "changes": [change.to_json() for change in plan.changes]})
-    side.apply(step, scope, plan, txn=txn, by=by)
-    if plan.revert_s is not None:
-        _confirm(host, side, scope, txn, deps)
-    _write_down(home, {**record, "kind": "done"})
-
-
-def _confirm(host: Host, side: HostSide, scope: Scope, txn: str, deps: Dependencies) -> None:
-    """Keep a change that could lock out, from a new login: the old one proves nothing. Raises GanglineError."""
-    for left in reversed(range(LOGIN_TRIES)):
-        fresh = deps.connect(Cluster(name="login", hosts=(host,)))[host.name]
-        try:
-            side.by(fresh).confirm(scope, txn)
-            return
-        except HostUnreachable as error:
-            if not left:
-                raise HostUnreachable(
-                    f"{host.name}: a new login does not work any more; the host takes the change back by itself",
-                    seen="; ".join(filter(None, (error.what, error.seen))),
-                    fix="wait a minute, then look again: gangline prepare --status",
-                    reason=error.reason,
-                ) from None
-            time.sleep(LOGIN_PAUSE_S)
-        finally:
-            fresh.close()
-
-
-def _prove(cluster: Cluster, host: Host, side: HostSide, step: PrepareStep, readings: dict[str, HostReading]) -> None:
-    """Read again: the step has to find nothing more to change. Raises GanglineError."""
-    readings[host.name] = readings[host.name].with_all_of(side.read_for([step]))
-    left = _plans(cluster, host, [step], readings)[step.name]
-    if left.changes:
-        lines = [line for change in left.changes for line in change.lines()]
-        raise GanglineError(
-            f"{host.name}: {step.name} was done, but did not bring what it should",
-            seen=f"it would still change: {' / '.join(lines)[:600]}",
-            fix=f"take it back: gangline prepare --undo {step.name} {host.name}",
-        )
 
 
 def _write_down(home: Path, record: dict[str, Any]) -> None:
@@ -283,7 +408,7 @@ def undo(asked: PrepareQuestion, *, console: PrepareConsole, deps: Dependencies 
     Raises UsageError without the name of a step or `all`, GanglineError where somebody changed a thing since.
     """
     cluster = _cluster(asked)
-    words = tuple(word for word in asked.words if word != "all")
+    words = tuple(word for word in asked.words if word not in {"all", HERE})
     steps, hosts = chosen(words, cluster)
     is_named = any(step.name in words for step in STEPS)
     if not is_named and "all" not in asked.words:
@@ -291,11 +416,25 @@ def undo(asked: PrepareQuestion, *, console: PrepareConsole, deps: Dependencies 
     names = [step.name for step in steps] if is_named else None
     found = Prepared(dry_run=asked.dry_run)
     with reached(cluster, home=asked.home, console=console, deps=deps) as (_, context):
-        passwords = Passwords(console.secret)
-        for name in hosts:
-            side = _side(cluster.host(name), context.transports[name], passwords)
+        for side in _standing_sides(asked, cluster, hosts, context.transports, Passwords(console.secret)):
             _undo_host(side, names, found, asked=asked, console=console)
     return found
+
+
+def _standing_sides(
+    asked: PrepareQuestion,
+    cluster: Cluster,
+    hosts: Sequence[str],
+    transports: Mapping[str, Transport],
+    passwords: Passwords,
+) -> Iterator[HostSide]:
+    """The hosts, and this computer where the user's own files here were changed: last, for its key opens the others."""
+    named_hosts_only = any(word in hosts for word in asked.words)
+    if not (HERE in asked.words and not named_hosts_only):
+        for name in hosts:
+            yield _side(cluster.host(name), transports[name], passwords)
+    if HERE in asked.words or (not named_hosts_only and USER_JOURNAL.expanduser().exists()):
+        yield HostSide(HERE, LOGINS.here(), user=getpass.getuser(), passwords=passwords)
 
 
 def _undo_host(
@@ -339,11 +478,9 @@ def _may_undo(host: str, shown: Undoable, asked: PrepareQuestion, console: Prepa
 def status(asked: PrepareQuestion, *, console: PrepareConsole, deps: Dependencies = REAL) -> dict[str, Any]:
     """Every change that stands on the hosts, by host."""
     cluster = _cluster(asked)
-    _, hosts = chosen(asked.words, cluster)
+    _, hosts = chosen([word for word in asked.words if word != HERE], cluster)
     found: dict[str, Any] = {}
     with reached(cluster, home=asked.home, console=console, deps=deps) as (_, context):
-        passwords = Passwords(console.secret)
-        for name in hosts:
-            side = _side(cluster.host(name), context.transports[name], passwords)
-            found[name] = [each for scope in _scopes(side) for each in side.status(scope)]
+        for side in _standing_sides(asked, cluster, hosts, context.transports, Passwords(console.secret)):
+            found[side.name] = [each for scope in _scopes(side) for each in side.status(scope)]
     return found

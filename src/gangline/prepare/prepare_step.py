@@ -119,6 +119,8 @@ class StepView:
     reading: HostReading
     readings: Mapping[str, HostReading]
     """By host name, of every host that answered."""
+    public_key: str = ""
+    """The user's, where the host refuses a login by key so far; "" where it takes one."""
 
 
 # What a step wants to change.
@@ -224,6 +226,8 @@ class PrepareStep:
     summary: str
     asks: Asks
     plan: Callable[[StepView], StepPlan]
+    only_by_name: bool = False
+    """Whether it is done only where the user names it."""
     root_asks: Callable[[HostReading], Asks] | None = None
     """What only root can read, from the answer to `asks`; nothing where it is not needed, for sudo costs a password.
     Where nobody gives one, the plan sees `asks` alone."""

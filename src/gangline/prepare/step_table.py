@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from gangline.errors import UsageError
 from gangline.prepare.firewall_rules import FIREWALL
 from gangline.prepare.hostnames import NAMES
+from gangline.prepare.no_suspend import SLEEP
 from gangline.prepare.prepare_step import PrepareStep
 from gangline.prepare.resource_limits import LIMITS
+from gangline.prepare.ssh_access import ACCESS
+from gangline.prepare.ssh_hardening import SSHD
+from gangline.prepare.time_service import CLOCK
 from gangline.runs.cluster import Cluster
 
-STEPS: tuple[PrepareStep, ...] = (NAMES, LIMITS, FIREWALL)
+STEPS: tuple[PrepareStep, ...] = (ACCESS, NAMES, CLOCK, SLEEP, LIMITS, FIREWALL, SSHD)
 
 
 def chosen(words: Sequence[str], cluster: Cluster) -> tuple[tuple[PrepareStep, ...], tuple[str, ...]]:
@@ -24,7 +28,10 @@ def chosen(words: Sequence[str], cluster: Cluster) -> tuple[tuple[PrepareStep, .
         raise UsageError(
             f"{strange[0]!r} is neither a step nor a host of the cluster",
             seen=f"steps: {', '.join(steps)}; hosts: {', '.join(hosts)}",
-            fix=f"did you mean {near[0]!r}?" if near else "gangline prepare without words does what check found",
+            fix=f"did you mean {near[0]!r}?"
+            if near
+            else "gangline prepare without words does every step on every host",
         )
     named = tuple(step for step in STEPS if step.name in words)
-    return named or STEPS, tuple(name for name in hosts if name in words) or tuple(hosts)
+    every = tuple(step for step in STEPS if not step.only_by_name)
+    return named or every, tuple(name for name in hosts if name in words) or tuple(hosts)

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,11 +67,28 @@ class OpenConnection(Protocol):
         ...
 
 
+class LoginAnswer(Protocol):
+    """What answers ssh in the user's place, such as with a password."""
+
+    options: tuple[str, ...]
+    """Of ssh, before all others."""
+    environment: dict[str, str]
+
+
 class Connection:
     """A channel to a host, with the private files of its ssh. `close` leaves nothing of it."""
 
-    def __init__(self, host: Host, command: str, *, ssh_config: Path | None = None) -> None:
-        """Start ssh; `greet` waits for the host."""
+    def __init__(
+        self,
+        host: Host,
+        command: str,
+        *,
+        ssh_config: Path | None = None,
+        login: Callable[[Path], LoginAnswer] | None = None,
+    ) -> None:
+        """Start ssh; `greet` waits for the host. login: makes the answers, in a private folder; by default ssh asks
+        nothing.
+        """
         self.hello: Hello | None = None
         self._host = host
         if host.host_key is None:
@@ -85,8 +102,10 @@ class Connection:
                 "ControlPersist=no",
                 *([f"ControlPath={path}", "ControlMaster=yes"] if path else [NO_MASTER]),
             ]
-            argv = ssh_argv(host, self._folder, ssh_config=ssh_config, flags=["-T"], options=options)
-            self.channel = AgentChannel(spawn([*argv, command]))
+            answer = login(self._folder.path) if login else None
+            first = answer.options if answer else ()
+            argv = ssh_argv(host, self._folder, ssh_config=ssh_config, flags=["-T"], options=options, first=first)
+            self.channel = AgentChannel(spawn([*argv, command], answer.environment if answer else {}))
         except BaseException:
             self._folder.close()
             raise
@@ -154,11 +173,21 @@ def connect(host: Host, command: str, first_words: bytes, *, ssh_config: Path | 
 
 
 def ssh_argv(
-    host: Host, folder: PrivateFolder, *, ssh_config: Path | None, flags: Sequence[str], options: Sequence[str]
+    host: Host,
+    folder: PrivateFolder,
+    *,
+    ssh_config: Path | None,
+    flags: Sequence[str],
+    options: Sequence[str],
+    first: Sequence[str] = (),
 ) -> list[str]:
-    """An ssh to a host, up to the command that it is to run there. Raises UsageError for one that cannot be named."""
+    """An ssh to a host, up to the command that it is to run there. Raises UsageError for one that cannot be named.
+
+    first: options that count more than ours: of several, ssh takes the first.
+    """
     kind, key = checked_key(host)
     every = [
+        *first,
         *FIXED,
         *folder.known_hosts(checked_name(host), (kind, key)),
         f"HostKeyAlgorithms={key_algorithms(kind)}",
@@ -181,14 +210,14 @@ def ssh_environment() -> dict[str, str]:
     return {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
 
 
-def spawn(argv: list[str]) -> subprocess.Popen[bytes]:
+def spawn(argv: list[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Ssh with pipes, out of reach of our terminal: Ctrl-C is ours to handle, and no jump host can prompt there."""
     return subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=ssh_environment(),
+        env={**ssh_environment(), **(environment or {})},
         start_new_session=True,
     )
 

@@ -22,7 +22,16 @@ from gangline.transport.ssh_options import (
     printable,
 )
 
-__all__ = ["Key", "SshDestination", "fingerprint", "known_already", "known_fingerprints", "resolve", "scan_key"]
+__all__ = [
+    "Key",
+    "SshDestination",
+    "fingerprint",
+    "known_already",
+    "known_fingerprints",
+    "own_key",
+    "resolve",
+    "scan_key",
+]
 
 SCAN_S = 40.0
 ASK_S = 20.0
@@ -51,6 +60,8 @@ class SshDestination:
     host_key_alias: str | None
     known_hosts: tuple[Path, ...]
     """Files in which the user's ssh looks for host keys."""
+    identities: tuple[Path, ...] = ()
+    """Private keys that it tries, whether they are there or not."""
 
 
 def scan_key(destination: str, port: int | None = None, *, ssh_config: Path | None = None) -> Key:
@@ -115,9 +126,11 @@ def resolve(destination: str, port: int | None = None, *, ssh_config: Path | Non
             fix="correct ~/.ssh/config",
         )
     said: dict[str, str] = {}
+    identities: list[Path] = []
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         word, _, value = line.partition(" ")
         said.setdefault(word, value)
+        identities += [Path(value).expanduser()] if word == "identityfile" else []
     files = f"{said.get('userknownhostsfile', '')} {said.get('globalknownhostsfile', '')}".split()
     alias = said.get("hostkeyalias", "none")
     return SshDestination(
@@ -126,7 +139,34 @@ def resolve(destination: str, port: int | None = None, *, ssh_config: Path | Non
         port=int(said.get("port", "22")),
         host_key_alias=None if alias == "none" else alias,
         known_hosts=tuple(path for name in files if (path := Path(name).expanduser()).is_file()),
+        identities=tuple(identities),
     )
+
+
+def own_key(destination: str, port: int | None = None, *, ssh_config: Path | None = None) -> tuple[str, str]:
+    """A public key of the user that ssh can use there without a question, and the reason where there is none.
+
+    Keys of the agent come first, then files without a passphrase. Keys that have to be touched (FIDO) are none: nobody
+    touches them while a run goes on.
+    """
+    argv = ["ssh-add", "-L"]
+    agent = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=ASK_S)
+    held = (
+        [line.strip() for line in agent.stdout.decode("utf-8", "replace").splitlines()] if not agent.returncode else []
+    )
+    if usable := [line for line in held if KEY.match(line) and not line.startswith("sk-")]:
+        return printable(usable[0]), ""
+    locked = ""
+    for path in resolve(destination, port, ssh_config=ssh_config).identities:
+        public = path.with_name(f"{path.name}.pub")
+        if not path.is_file() or not public.is_file() or public.read_text(errors="replace").startswith("sk-"):
+            continue
+        argv = ["ssh-keygen", "-y", "-P", "", "-f", str(path)]
+        if subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=ASK_S).returncode:
+            locked = locked or f"{path} has a passphrase, and your agent does not hold it: ssh-add {path}"
+            continue
+        return printable(public.read_text(errors="replace").strip()), ""
+    return "", locked
 
 
 def _ssh(

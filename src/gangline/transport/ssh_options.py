@@ -269,8 +269,8 @@ MEANINGS = (
     Meaning(
         pattern=r"permission denied|too many authentication failures|no more authentication methods",
         what="{host} refuses your key: permission denied",
-        fix="ssh-copy-id {destination} brings your key there; without a key, first: ssh-keygen -t ed25519; a key with "
-        "a passphrase has to be in your agent (ssh-add)",
+        fix="ssh-copy-id {destination} brings your key there; gangline prepare access {destination} does, too, and "
+        "makes one if you have none; a key with a passphrase has to be in your agent (ssh-add)",
         reason="denied",
     ),
     Meaning(

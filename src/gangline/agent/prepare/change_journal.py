@@ -7,6 +7,7 @@ A line of journal.jsonl is one of
     {"kind": "done", "txn", "seq", "after"}
     {"kind": "complete", "txn"}                                       every change of it was made
     {"kind": "void", "txn", "seq"}                                    it was not made, or was taken back at once
+    {"kind": "undoing", "txn"}                                        every change of it is going to be taken back
     {"kind": "undone", "txn", "seq", "when"}
     {"kind": "confirmed" or "expired", "txn", "when"}                 of a transaction with a timer
 
@@ -44,6 +45,7 @@ class Transaction:
         self.entries: Dict[int, Record] = {}
         """By number: `change`, `before`, `after`, `folders` that it makes; `state`: intent, done, void or undone."""
         self.is_complete = False
+        self.is_undoing = False
         self.timer = "confirmed" if begin["revert_s"] is None else "waiting"
         """waiting, confirmed, or expired."""
 
@@ -69,6 +71,7 @@ class Transaction:
             self.timer = kind
         else:
             self.is_complete = self.is_complete or kind == "complete"
+            self.is_undoing = self.is_undoing or kind == "undoing"
 
 
 class Journal:

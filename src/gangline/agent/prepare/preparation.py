@@ -35,7 +35,7 @@ OUTPUT_CHARACTERS = 1 << 16
 
 def prepare(request: Record) -> Iterable[Record]:
     """The verb; see above. Raises VerbFailed."""
-    if request.get("scope") == "root" and os.geteuid() != 0 and "root_folder" not in request:
+    if request["scope"] == "root" and os.geteuid() != 0 and "root_folder" not in request:
         return sudo_session.ask_as_root(request)
     if request["do"] == "read":
         return [read(request)]
@@ -241,9 +241,10 @@ def recover(journal: Journal, root: Path) -> List[str]:
     journal: locked by the caller, so that nobody else is at it.
     """
     found = []
-    for transaction in journal.transactions():
+    for transaction in reversed(journal.transactions()):
         is_lost = transaction.timer == "waiting" and not revert_timer.is_alive(journal.folder, transaction.txn)
-        if (transaction.is_open and not transaction.is_complete) or is_lost:
+        is_half_done = transaction.is_open and (transaction.is_undoing or not transaction.is_complete)
+        if is_half_done or is_lost:
             _revert(transaction, journal, root, force=transaction.timer == "waiting")
             if transaction.timer == "waiting":
                 journal.append({"kind": "expired", "txn": transaction.txn, "when": now()})
@@ -333,10 +334,13 @@ def confirm(request: Record, place: _Place) -> Iterable[Record]:
 
 def undo(request: Record, place: _Place) -> Iterable[Record]:
     """Take changes back, the last one first; a transaction of which somebody changed a thing since is refused."""
+    if not place.journal.path.exists():  # and no journal is made for it
+        yield {"kind": "token", "token": _token([])}
+        return
     with place.journal.locked():
         recover(place.journal, place.root)
         rows, refused = _undo_rows(_chosen(request, place.journal), place.root)
-        token = hashlib.sha256(json.dumps([row["shown"] for row in rows]).encode()).hexdigest()
+        token = _token(rows)
         if request["dry"]:
             yield from ({"kind": "would undo", **row["shown"]} for row in rows)
             yield from refused
@@ -344,6 +348,8 @@ def undo(request: Record, place: _Place) -> Iterable[Record]:
             return
         if request["expect"] != token:
             raise VerbFailed("something is not as it was shown", "somebody changed it since", "look again")
+        for txn in dict.fromkeys(row["shown"]["txn"] for row in rows):
+            place.journal.append({"kind": "undoing", "txn": txn})
         for row in rows:
             host_changes.undo(
                 row["entry"]["change"],
@@ -356,6 +362,11 @@ def undo(request: Record, place: _Place) -> Iterable[Record]:
             place.journal.append(line)
             yield {"kind": "undone", **row["shown"]}
         yield from refused
+
+
+def _token(rows: List[Record]) -> str:
+    """Stands for what was shown."""
+    return hashlib.sha256(json.dumps([row["shown"] for row in rows]).encode()).hexdigest()
 
 
 def _chosen(request: Record, journal: Journal) -> List[Transaction]:

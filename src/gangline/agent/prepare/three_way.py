@@ -17,15 +17,16 @@ class _Region(NamedTuple):
 def merge(base: bytes, ours: bytes, theirs: bytes) -> Optional[bytes]:
     """`base` with the changes that lead to `ours` and those that lead to `theirs`; None where both touch one line.
 
-    What others insert directly before or behind our lines is no conflict.
+    What others insert directly before or behind our lines is no conflict, nor is a line that both delete.
     """
     lines = base.splitlines(keepends=True)
     mine = _regions(lines, ours.splitlines(keepends=True))
     others = [each for each in _regions(lines, theirs.splitlines(keepends=True)) if each not in mine]
-    if any(_overlap(one, other) for one in mine for other in others):
+    if any(_conflict(one, other) for one in mine for other in others):
         return None
-    for region in sorted([*mine, *others], key=lambda each: (each.start, each.end), reverse=True):
-        lines[region.start : region.end] = region.lines
+    regions = {(each.start, each.end, tuple(each.lines)) for region in (*mine, *others) for each in _by_line(region)}
+    for start, end, new in sorted(regions, key=lambda each: each[:2], reverse=True):
+        lines[start:end] = new
     return b"".join(_with_newline(line) for line in lines[:-1]) + b"".join(lines[-1:])
 
 
@@ -38,9 +39,16 @@ def _regions(base: List[bytes], changed: List[bytes]) -> List[_Region]:
     ]
 
 
+def _conflict(one: _Region, other: _Region) -> bool:
+    return one.start < other.end and other.start < one.end and bool(one.lines or other.lines)
+
+
+def _by_line(region: _Region) -> List[_Region]:
+    """A deletion in its lines: both sides may have deleted some of them."""
+    if region.lines:
+        return [region]
+    return [_Region(line, line + 1, []) for line in range(region.start, region.end)]
+
+
 def _with_newline(line: bytes) -> bytes:
     return line if line.endswith(b"\n") else line + b"\n"
-
-
-def _overlap(one: _Region, other: _Region) -> bool:
-    return one.start < other.end and other.start < one.end

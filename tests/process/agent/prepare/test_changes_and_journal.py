@@ -173,6 +173,12 @@ def test_commands_are_undone_in_reverse_and_a_reload_comes_last(root):
     assert log.read_text() == "ours\n127.0.0.1 localhost\n"
 
 
+def test_an_undo_where_nothing_was_changed_leaves_nothing(root):
+    before = sorted(root.rglob("*"))
+    assert [each["kind"] for each in undo(root)[0]] == ["token"]
+    assert sorted(root.rglob("*")) == before
+
+
 def test_an_undo_keeps_what_others_added(root):
     apply(root, file("/etc/hosts", HOSTS, HOSTS + b"10.0.0.2 pc2\n"))
     with (root / "etc/hosts").open("ab") as stream:

@@ -17,6 +17,8 @@ AFTER, BEFORE = b"a\nours\nb\n", b"a\nb\n"
         (b"a\nours\nnew\nb\n", b"a\nnew\nb\n"),
         (b"a\nnew\nours\nb\n", b"a\nnew\nb\n"),
         (b"a\nours\n", b"a\n"),
+        (b"a\n", b"a\n"),
+        (b"", b""),
     ],
 )
 def test_lines_of_others_stay(theirs, merged):
