@@ -85,5 +85,5 @@ clean: ## remove .venv and the caches
 	@touch $@
 
 .venv/dev.stamp: .venv/train.stamp
-	$(BIN)/python -m pip install -c constraints.txt -e ".[train,deepspeed,dev]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[train,deepspeed,optuna,dev]"
 	@touch $@

@@ -105,6 +105,7 @@ TESTED = (
         below="0.20",
         reason="worker/compat.py takes a dozen of its private names, which minor releases change",
     ),
+    Tested(package="optuna", accepted="4.0", lowest="4.0.0", newest="5.0.0", below="6", reason=_MAJOR),
 )
 """Every package that gangline imports at run time, but for wandb, which no test has."""
 BY_NAME = {each.package: each for each in TESTED}

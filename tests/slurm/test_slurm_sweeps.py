@@ -89,10 +89,11 @@ class Sweeper(Account):
         return trials
 
     def awaits_end(self, sweep: str, *, patience_s: float = 300.0) -> dict:
-        """Wait until the sweep has ended; its trials."""
-        return self.awaits_trials(
-            sweep, lambda trials: self.shown(sweep)["phase"] != "running", "the end", patience_s=patience_s
+        """Wait until the sweep has ended; its trials then."""
+        self.awaits_trials(
+            sweep, lambda _trials: self.shown(sweep)["phase"] != "running", "the end", patience_s=patience_s
         )
+        return self.awaits_trials(sweep, lambda _trials: True, "its trials")
 
     def logs_of(self, sweep: str) -> str:
         """What the batch steps wrote."""

@@ -119,3 +119,46 @@ def test_a_trial_that_moves_between_rungs_is_equal_to_one_that_stays_to_the_last
         steps[name] = {each["step"]: each["loss"] for each in user.metrics(second, run)}, runs.look(run).losses
     assert steps["moved"] == steps["stayed"]
     assert sorted(steps["moved"][0]) == list(range(1, 13))
+
+
+SCRIPT = """
+import json, sys, time
+rate = float(sys.argv[1])
+for step in range(1, 4):
+    print(json.dumps({"step": step, "accuracy": 1 - abs(rate - 0.3) - 1 / step}), flush=True)
+    time.sleep(0.2)
+"""
+
+
+def ranked(user, sweep):
+    return [(trial["rank"], float(trial["point"]["rate"])) for trial in shown(user, sweep)["trials"]]
+
+
+@pytest.mark.slow
+def test_values_are_tried_in_a_script_of_the_users_own_and_ranked_by_what_it_prints(user):
+    (user.folder / "mine").mkdir()
+    (user.folder / "mine" / "loop.py").write_text(SCRIPT)
+    own = ("--dir", "mine", "--metric", "accuracy", "--highest", "--cluster", "two.yaml")
+    sweep = user.gangline("sweep", "run", *own, "rate=0.1,0.3,0.9", "--", "loop.py", "{rate}").out.splitlines()[0]
+    assert phases(user, sweep) == ["finished"] * 3
+    assert ranked(user, sweep) == [(1, 0.3), (2, 0.1), (3, 0.9)]
+    best = shown(user, sweep)["trials"][0]
+    assert best["losses"]["3"] == pytest.approx(1 - 1 / 3)
+    assert shown(user, sweep)["export"] is None
+    assert user.wait_until_quiet() == []
+
+
+@pytest.mark.slow
+def test_a_sampler_chooses_points_and_each_is_tried(user):
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    (user.folder / "mine").mkdir()
+    (user.folder / "mine" / "loop.py").write_text(SCRIPT)
+    own = ("--dir", "mine", "--metric", "accuracy", "--highest", "--cluster", "two.yaml", "--sampler", "tpe")
+    command = ("rate=0.1..0.9", "--trials", "4", "--", "loop.py", "{rate}")
+    sweep = user.gangline("sweep", "run", *own, *command).out.splitlines()[0]
+    assert phases(user, sweep) == ["finished"] * 4
+    distances = [abs(rate - 0.3) for _, rate in ranked(user, sweep)]
+    assert distances == sorted(distances)
+    assert all(0.1 <= rate <= 0.9 for _, rate in ranked(user, sweep))
+    said = user.gangline("sweep", "add", sweep, "rate=0.5", code=2)
+    assert said.parts[0] == f"the points of {sweep} are chosen by a sampler"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gangline.control.user_command import CommandRecord
     from gangline.runs.layout import SweepLayout
     from gangline.sweep.begin import PlannedSweep, SweepOptions
-    from gangline.sweep.records import MetricRecord, SweepState, TrialRecord
+    from gangline.sweep.records import MetricRecord, SamplerRecord, SweepState, TrialRecord
 
 OF_SWEEP = ("ls", "show", "stop", "resume", "add")
 
@@ -48,6 +48,12 @@ Folder = Annotated[
     Path | None, typer.Option("--dir", metavar="DIR", help="run: folder to copy to every host; CMD runs there")
 ]
 ResumeFlag = Annotated[str | None, option("run: append this to CMD when a trial goes on, such as --resume", "WORDS")]
+Sampler = Annotated[
+    str | None, option("choose each point by the trials before: tpe, gp, cmaes; needs gangline[optuna]", "NAME")
+]
+Pruner = Annotated[
+    str | None, option("--sampler: drop trials that fall behind: halving, hyperband, median; by default none", "NAME")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the command of every point and start nothing")]
 
 
@@ -60,6 +66,9 @@ def command(  # noqa: PLR0913  (options of a command line)
     halving: Halving = False,
     eta: Eta = 3,
     at_once: Annotated[int | None, option("trials at the same time at the most", "K")] = None,
+    sampler: Sampler = None,
+    trials: Annotated[int | None, option("--sampler: how many trials", "N")] = None,
+    pruner: Pruner = None,
     metric: Metric = None,
     highest: Annotated[bool, typer.Option("--highest", help="run: the highest metric is the best")] = False,
     folder: Folder = None,
@@ -96,6 +105,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         words=rest,
         template=template,
         metric=ranked_by,
+        sampler=_sampler(sampler, trials, pruner, seed=seed),
         cluster=cluster_file(cluster),
         random=random,
         seed=seed,
@@ -105,6 +115,19 @@ def command(  # noqa: PLR0913  (options of a command line)
         force=force,
     )
     _begin(options, detach=detach, dry_run=dry_run, as_json=as_json)
+
+
+def _sampler(name: str | None, trials: int | None, pruner: str | None, *, seed: int) -> SamplerRecord | None:
+    from gangline.sweep.records import SamplerRecord
+
+    if name is None:
+        if trials is not None or pruner is not None:
+            raise UsageError(
+                f"{'--pruner' if trials is None else '--trials'} does nothing without --sampler",
+                fix="--sampler tpe --trials 20; without a sampler, --random N draws points",
+            )
+        return None
+    return SamplerRecord(sampler=name, num_trials=trials or 0, pruner=pruner, seed=seed)
 
 
 def _require_own(verb: str, rest: tuple[str, ...], given: list[str]) -> None:
@@ -143,7 +166,8 @@ def _begin(options: SweepOptions, *, detach: bool, dry_run: bool, as_json: bool)
         return
     layout = create_sweep(planned, home=options.home)
     start_sweep(layout, console=console)
-    console.report(f"{len(planned.trials)} trials {_where(layout)}")
+    sampler = planned.request.sampler
+    console.report(f"{sampler.num_trials if sampler else len(planned.trials)} trials {_where(layout)}")
     print_data([layout.sweep_id])
     if not detach:
         _follow(layout)

@@ -18,6 +18,7 @@ from gangline.errors import GanglineError
 from gangline.runs.layout import SweepLayout
 from gangline.runs.state import ProcessId
 from gangline.supervise.own_session import fork_again, write_to
+from gangline.sweep.begin import SampledTrials
 from gangline.sweep.drive import Driver
 from gangline.sweep.records import (
     SweepRecord,
@@ -56,7 +57,8 @@ def drive(layout: SweepLayout) -> int:
         with sweep_lock(layout):
             state = SweepState.load(layout.state)
             save_state(layout, state, phase="running", supervisor=ProcessId.current(), error=None)
-            Driver(layout, runs).run()
+            source = None if request.sampler is None else SampledTrials(layout, request)
+            Driver(layout, runs, source=source).run()
             phase = "finished" if read_order(layout) is None else "stopped"
             save_state(layout, SweepState.load(layout.state), phase=phase)
     except GanglineError as error:

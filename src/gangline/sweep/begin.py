@@ -24,15 +24,17 @@ from gangline.decide.row_report import RowsReport, look_at_rows, settled_length,
 from gangline.decide.what_if import WhatIf, predict, refusal
 from gangline.errors import CheckFailed, GanglineError, HostUnreachable, UsageError
 from gangline.launch.program import require_runnable
-from gangline.provision.console import Console, Ticks
+from gangline.provision.console import SILENT, Console, Ticks
 from gangline.runs.cluster import Cluster, SlurmRequest
 from gangline.runs.job import DataJob, Job
 from gangline.runs.layout import SweepLayout
 from gangline.sweep.command_template import filled, require_places
-from gangline.sweep.points import Point, axes_of, draw_points, grid, shown, varying
+from gangline.sweep.learned_points import LearnedPoints, corners, require_sampler
+from gangline.sweep.points import MOST_POINTS, Axis, Point, axes_of, draw_points, grid, shown, varying
 from gangline.sweep.records import (
     HalvingRecord,
     MetricRecord,
+    SamplerRecord,
     SweepRecord,
     SweepState,
     TrialRecord,
@@ -63,6 +65,8 @@ class SweepOptions:
     """The user's own command with places for values, in place of a job."""
     metric: MetricRecord | None = None
     """Of the command."""
+    sampler: SamplerRecord | None = None
+    """Chooses the points as the sweep goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,10 @@ def plan_sweep(options: SweepOptions, *, console: Console, deps: Dependencies = 
     if options.at_once is not None and options.at_once < 1:
         raise UsageError("--at-once needs a number above 0", seen=str(options.at_once), fix="--at-once 2")
     axes = axes_of(options.words)
-    points = grid(axes) if options.random is None else draw_points(axes, options.random, seed=options.seed)
+    if options.sampler is not None:
+        points = _corners_of(options, options.sampler, axes)
+    else:
+        points = grid(axes) if options.random is None else draw_points(axes, options.random, seed=options.seed)
     planner = SweepPlanner(home=options.home, force=options.force, console=console, deps=deps)
     if options.template is not None:
         return _plan_commands(options, options.template, points, planner)
@@ -108,7 +115,46 @@ def plan_sweep(options: SweepOptions, *, console: Console, deps: Dependencies = 
         halving=halving,
         force=options.force,
     )
-    return PlannedSweep(request=request, trials=tuple(trials))
+    return _sampled(PlannedSweep(request=request, trials=tuple(trials)), options.sampler)
+
+
+def _corners_of(options: SweepOptions, sampler: SamplerRecord, axes: Sequence[Axis]) -> list[Point]:
+    """The points that are planned in place of those that a sampler will choose; raises UsageError."""
+    if options.random is not None or options.halving:
+        raise UsageError(
+            f"--sampler and {'--halving' if options.halving else '--random'} exclude each other",
+            seen="both say which points are tried",
+            fix="leave one of them out; --pruner halving drops trials that fall behind a sampler's others",
+        )
+    if not 1 <= sampler.num_trials <= MOST_POINTS:
+        raise UsageError(
+            "--sampler needs the number of trials", seen=f"--trials {sampler.num_trials}", fix="--trials 20"
+        )
+    require_sampler(sampler)
+    found = corners(axes)
+    if found[0] == found[1]:
+        raise UsageError(
+            "a sampler needs a key with several values",
+            seen="each key has one value",
+            fix="optimizer.learning_rate=1e-5..1e-3:log, or values with commas between them",
+        )
+    if must_submit(load_cluster(options.cluster, options.home), REAL.variables):
+        raise UsageError(
+            "--sampler chooses a point after the trials before have ended, and an array has all its points at once",
+            seen="a cluster of Slurm",
+            fix="--random N or --halving; or salloc, and the same command inside the allocation",
+        )
+    return found
+
+
+def _sampled(planned: PlannedSweep, sampler: SamplerRecord | None) -> PlannedSweep:
+    """The sweep without the corners that were planned for its sampler: trials go where all of them fit."""
+    if sampler is None:
+        return planned
+    fits = [trial.fits for trial in planned.trials]
+    everywhere = tuple(name for name in fits[0] if all(name in each for each in fits))
+    request = dataclasses.replace(planned.request, sampler=dataclasses.replace(sampler, fits=everywhere))
+    return PlannedSweep(request=request, trials=())
 
 
 def _plan_commands(
@@ -132,7 +178,8 @@ def _plan_commands(
         template=template,
         metric=options.metric,
     )
-    return PlannedSweep(request=request, trials=tuple(_commands_of(template, points, fits)))
+    planned = PlannedSweep(request=request, trials=tuple(_commands_of(template, points, fits)))
+    return _sampled(planned, options.sampler)
 
 
 def _commands_of(
@@ -163,6 +210,12 @@ def plan_more(
 ) -> list[PlannedTrial]:
     """The points of more words (a grid) that the sweep does not have yet, planned as those before. Changes nothing."""
     request, known = SweepRecord.load(layout.request), load_trials(layout)
+    if request.sampler is not None:
+        raise UsageError(
+            f"the points of {layout.sweep_id} are chosen by a sampler",
+            seen=f"--sampler {request.sampler.sampler} --trials {request.sampler.num_trials}",
+            fix="start another sweep with these points",
+        )
     axes = axes_of(words)
     fixed = {axis.key: axis.values[0] for axis in axes_of(request.words) if len(axis.values) == 1}
     points = [{**fixed, **point} for point in grid(axes, least=1)]
@@ -198,6 +251,35 @@ def add_trials(layout: SweepLayout, trials: Sequence[PlannedTrial]) -> None:
 def _create(layout: SweepLayout, trial: PlannedTrial) -> None:
     record = TrialRecord(number=trial.number, point=trial.point, fits=trial.fits)
     create_trial(layout, record, trial.work)
+
+
+class SampledTrials:
+    """See `PointSource`: trials whose points a sampler chooses."""
+
+    def __init__(self, layout: SweepLayout, request: SweepRecord, deps: Dependencies = REAL) -> None:
+        assert request.sampler is not None, "a sweep with a sampler"
+        self._layout, self._request, self._sampler, self._deps = layout, request, request.sampler, deps
+        self._points = LearnedPoints(request, load_trials(layout))
+
+    def ask(self, trials: Sequence[TrialRecord]) -> TrialRecord | None:
+        """See `PointSource.ask`."""
+        number = max((trial.number for trial in trials), default=0) + 1
+        if number > self._sampler.num_trials or (point := self._points.ask(number, trials)) is None:
+            return None
+        if (template := self._request.template) is not None:
+            work: Job | CommandRecord = _commands_of(template, [point], (), first=number)[0].work
+        else:
+            (job,) = read_jobs(self._layout.home, Path(self._request.job_file), [point], first=number)
+            context = Context(transports={}, home=self._layout.home, console=SILENT, deps=self._deps)
+            read = sized(job, context)[0]
+            work = dataclasses.replace(read, open=tuple(key for key in job.open if key != "sequence_length"))
+        trial = TrialRecord(number=number, point=point, fits=self._sampler.fits)
+        create_trial(self._layout, trial, work)
+        return trial
+
+    def take_in(self, trial: TrialRecord) -> bool:
+        """See `PointSource.take_in`."""
+        return self._points.take_in(trial)
 
 
 # Reading and planning the points.
@@ -419,6 +501,10 @@ class _PointPlanner:
 def commands(planned: PlannedSweep, *, cluster: Path | None, quote: Callable[[str], str]) -> list[str]:
     """The command that starts each point by hand, and where it fits: what `--dry-run` prints."""
     keys = varying([trial.point for trial in planned.trials])
+    if (sampler := planned.request.sampler) is not None:
+        axes = ", ".join(axis.key for axis in axes_of(planned.request.words))
+        where = f"one of {' '.join(sampler.fits)}" if sampler.fits else "all hosts together"
+        return [f"# {sampler.num_trials} points over {axes}, chosen one after the other by {sampler.sampler}: {where}"]
     lines = [f"# {len(planned.trials)} points over {', '.join(keys)}"]
     if (halving := planned.request.halving) is not None:
         lines.append(f"# the best 1/{halving.eta} go on after steps {', '.join(map(str, halving.rungs[:-1]))}")

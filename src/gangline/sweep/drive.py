@@ -25,6 +25,8 @@ from gangline.runs.layout import SweepLayout
 from gangline.sweep.hparams import TrialEvents
 from gangline.sweep.records import (
     SweepRecord,
+    SweepState,
+    TrialPhase,
     TrialRecord,
     anew,
     load_trial,
@@ -32,6 +34,7 @@ from gangline.sweep.records import (
     load_trials,
     read_order,
     runs_of,
+    save_state,
     save_trial,
 )
 from gangline.sweep.schedule import pause_of, placements, promote, waiting, worthwhile
@@ -110,6 +113,18 @@ class TrialRuns(Protocol):
         ...
 
 
+class PointSource(Protocol):
+    """Chooses the points of a sweep one after the other, by what the trials before reached."""
+
+    def ask(self, trials: Sequence[TrialRecord]) -> TrialRecord | None:
+        """Create a trial, after these; None where there are no more. Raises GanglineError for a point that is none."""
+        ...
+
+    def take_in(self, trial: TrialRecord) -> bool:
+        """Learn how a trial stands; whether it is so far behind that it is to be dropped."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Ahead:
     """A trial that is prepared on a host which still trains another one."""
@@ -139,11 +154,13 @@ class Driver:
         layout: SweepLayout,
         runs: TrialRuns,
         *,
+        source: PointSource | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
-        """A supervisor that begins with what is on disk."""
+        """A supervisor that begins with what is on disk. source: of more points; None: they are all there."""
         self._layout, self._runs, self._clock, self._wait = layout, runs, clock, wait
+        self._source = source
         self._request = SweepRecord.load(layout.request)
         self._names = [host.name for host in self._request.cluster.hosts]
         self._pool = ThreadPoolExecutor(max_workers=3 * len(self._names) + 2)
@@ -188,10 +205,30 @@ class Driver:
         if self._request.halving is not None:
             for number, phase in promote(list(self._trials.values()), self._request.halving).items():
                 self._judge(self._trials[number], phase)
+        self._ask()
         self._start()
         self._prepare()
         is_done = all(trial.ended for trial in self._trials.values()) and not self._starts
-        return is_done and set(self._layout.numbers()) == self._trials.keys()
+        return is_done and self._source is None and set(self._layout.numbers()) == self._trials.keys()
+
+    def _ask(self) -> None:
+        """One more point for each host that is free, or about to be: later ones know more."""
+        busy = [trial for trial in self._trials.values() if self._holds(trial)]
+        soon = sum(self._left_s.get(trial.number, math.inf) <= AHEAD_S for trial in busy)
+        wanted = len(self._names) - len({name for trial in busy for name in trial.hosts}) + soon
+        if self._request.at_once is not None:
+            wanted = min(wanted, self._request.at_once - len(busy) + soon)
+        while self._source is not None and len(waiting(list(self._trials.values()))) < wanted:
+            try:
+                made = self._source.ask(list(self._trials.values()))
+            except GanglineError as error:
+                log.error("no more points: %s", error)  # noqa: TRY400 - it is told in three parts
+                save_state(self._layout, SweepState.load(self._layout.state), error=error.to_json())
+                made = None
+            if made is None:
+                self._source = None
+            else:
+                self._trials[made.number] = made
 
     def _adopt(self) -> None:
         """Take over: a start that a supervisor began and did not note is found by what the run says of itself."""
@@ -238,6 +275,8 @@ class Driver:
         self._silent_since.pop(trial.run, None)
         trial = self._keep(trial, with_figures(trial, seen), quiet=True)
         self._tell(trial)
+        if self._learns(trial) and not seen.ended:
+            self._order(trial, "drop")
         goal = min(trial.steps or 0, pause_of(trial, self._request.halving) or trial.steps or 0)
         if seen.step_s is not None:
             self._left_s[trial.number] = (goal - trial.step) * seen.step_s
@@ -257,7 +296,8 @@ class Driver:
         elif seen.phase == "stopped" and pause is not None and trial.step >= pause:
             self._note(trial, phase="paused", error=None)
         elif seen.phase == "stopped":
-            self._note(trial, phase="waiting" if ordered else "stopped", error=None)
+            phase: TrialPhase = "dropped" if ordered == "drop" else "waiting" if ordered else "stopped"
+            self._note(trial, phase=phase, error=None)
         elif error.get("kind") in {"HostUnreachable", "HostKeyRefused"}:
             self._give_up(trial, str(error.get("what")))
         elif seen.phase == "failed" or trial.starts >= MOST_STARTS:
@@ -266,6 +306,20 @@ class Driver:
         else:  # lost: another supervisor of the run goes on from its checkpoint
             self._note(trial, phase="waiting", starts=trial.starts + 1)
         self._finish_events(self._trials[trial.number])
+        self._learns(self._trials[trial.number])
+
+    def _learns(self, trial: TrialRecord) -> bool:
+        """Tell the source of points how a trial stands; whether it is to be dropped."""
+        return self._source is not None and self._source.take_in(trial)
+
+    def _order(self, trial: TrialRecord, order: str) -> None:
+        """Order the run of a trial to end: `stop` and `drop` save first, `kill` does not."""
+        assert trial.run is not None
+        try:
+            self._runs.end(trial.run, now=order == "kill")
+            self._ordered[trial.run] = order
+        except GanglineError as error:
+            log.warning("trial %d cannot be ended: %s", trial.number, error)
 
     def _give_up(self, trial: TrialRecord, why: str) -> None:
         """The trial begins anew elsewhere; its run is ended where it was once the host answers."""
@@ -440,11 +494,7 @@ class Driver:
         for trial in active:
             if trial.run is None or trial.number in self._starts or self._ordered.get(trial.run) == order:
                 continue
-            try:
-                self._runs.end(trial.run, now=order == "kill")
-                self._ordered[trial.run] = order
-            except GanglineError as error:
-                log.warning("trial %d cannot be ended: %s", trial.number, error)
+            self._order(trial, order)
         return not active and not self._starts
 
     # What is written.

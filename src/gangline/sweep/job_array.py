@@ -143,7 +143,7 @@ def _after_others(layout: SweepLayout, request: SweepRecord) -> list[str]:
     if not request.at_once:
         return []
     jobs = find_jobs(job_ids(layout, load_trials(layout)).values())
-    arrays = sorted({job.id.partition("_")[0] for job in jobs.values() if job.active})
+    arrays = _arrays_of(job for job in jobs.values() if job.active)
     return [f"--dependency=afterany:{':'.join(arrays)}"] if arrays else []
 
 
@@ -437,9 +437,7 @@ def stop_array(layout: SweepLayout, *, now: bool, console: Console, deps: Depend
         return False
     write_record(layout.order, {"order": "kill" if now else "stop"})
     save_state(layout, state, phase="stopping")
-    arrays = state.arrays
-    if look_at_queue(layout, deps=deps).jobs:
-        slurm("scancel", "--state=PENDING", *arrays)
+    _cancel(look_at_queue(layout, deps=deps).jobs.values(), "--state=PENDING")
     poll_s = min(_asked(SweepRecord.load(layout.request)).poll_s, LEAVING_POLL_S)
     deadline, cancelled = None, False
     while (look := look_at_queue(layout, deps=deps)).jobs or look.silent:
@@ -455,13 +453,30 @@ def stop_array(layout: SweepLayout, *, now: bool, console: Console, deps: Depend
                 raise RunFailed(
                     f"jobs of {layout.sweep_id} do not leave Slurm",
                     seen=names,
-                    fix=f"scancel {' '.join(arrays)}; if that does not help, the site has to look at its nodes",
+                    fix=f"scancel {' '.join(_arrays_of(look.jobs.values()))}; if that does not help, the site has to "
+                    "look at its nodes",
                 )
-            slurm("scancel", *arrays)
+            _cancel(look.jobs.values())
             deadline, cancelled = time.monotonic() + GONE_S, True
         time.sleep(poll_s)
     save_state(layout, SweepState.load(layout.state), phase="stopped")
     return True
+
+
+def _arrays_of(jobs: Iterable[SlurmJob]) -> list[str]:
+    """The arrays that have these tasks."""
+    return sorted({job.id.partition("_")[0] for job in jobs})
+
+
+def _cancel(jobs: Iterable[SlurmJob], *options: str) -> None:
+    """Cancel the arrays of these tasks; one that has ended meanwhile needs it no more."""
+    if not (arrays := _arrays_of(jobs)):
+        return
+    try:
+        slurm("scancel", *options, *arrays)
+    except GanglineError as error:
+        if "Invalid job id" not in error.seen:
+            raise
 
 
 def _has_ended(layout: SweepLayout, number: int) -> bool:

@@ -122,7 +122,9 @@ def resume_sweep(layout: SweepLayout, again: Sequence[int] = (), *, console: Con
             )
         trials[number] = dataclasses.replace(trial, phase="waiting", starts=0, error=None)
         save_trial(layout, trials[number])
-    if all(trial.ended for trial in trials.values()):
+    sampler = SweepRecord.load(layout.request).sampler
+    has_more = sampler is not None and len(trials) < sampler.num_trials
+    if all(trial.ended for trial in trials.values()) and not has_more:
         ended = " ".join(str(number) for number, trial in trials.items() if trial.phase in {"failed", "stopped"})
         named = f"start trials again: gangline sweep resume {layout.sweep_id} {ended}; or " if ended else ""
         raise UsageError(

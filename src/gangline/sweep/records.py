@@ -54,6 +54,20 @@ class MetricRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerRecord:
+    """A sampler of optuna that chooses each point after those before (gangline.sweep.learned_points)."""
+
+    sampler: str
+    num_trials: int
+    """Trials in all."""
+    pruner: str | None = None
+    """What ends trials that fall behind; None: nothing does."""
+    seed: int = 0
+    fits: tuple[str, ...] = ()
+    """The hosts that hold every corner of the ranges; (): each trial takes all of them together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord(Record):
     """sweep.json: what was asked."""
 
@@ -72,6 +86,8 @@ class SweepRecord(Record):
     """The user's own command, with the places for values, and all else that its runs have in common."""
     metric: MetricRecord | None = None
     """Of a command; None: the evaluation loss of a job."""
+    sampler: SamplerRecord | None = None
+    """None: the points are known from the beginning."""
 
     @property
     def highest(self) -> bool:

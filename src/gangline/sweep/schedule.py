@@ -118,13 +118,15 @@ def ranking(trials: Sequence[TrialRecord], *, highest: bool = False) -> list[Tri
     """All trials, the lowest last loss first; those without one, then failed ones, come last. highest: of a metric
     whose highest value is the best.
 
-    Under halving, a trial that got to a higher rung is better than all that were dropped below.
+    A trial that got to a higher rung of halving is better than all that were dropped below, and one that was not
+    dropped than one that was.
     """
 
-    def place(trial: TrialRecord) -> tuple[bool, int, float, int]:
+    def place(trial: TrialRecord) -> tuple[bool, int, bool, float, int]:
         figure = _or_infinite(trial.loss)
         is_known = math.isfinite(figure)
-        return trial.phase == "failed", -trial.rung, -figure if highest and is_known else figure, trial.number
+        figure = -figure if highest and is_known else figure
+        return trial.phase == "failed", -trial.rung, trial.phase == "dropped", figure, trial.number
 
     return sorted(trials, key=place)
 

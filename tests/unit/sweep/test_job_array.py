@@ -16,7 +16,7 @@ from gangline.runs.record_versions import write_record
 from gangline.runs.state import RunState
 from gangline.supervise import allocation
 from gangline.sweep import job_array
-from gangline.sweep.job_array import array_script, look_at_queue, ranges, resume_array, submit_trials
+from gangline.sweep.job_array import array_script, look_at_queue, ranges, resume_array, stop_array, submit_trials
 from gangline.sweep.records import (
     HalvingRecord,
     SweepRecord,
@@ -216,3 +216,26 @@ def test_a_stopped_sweep_goes_on_as_an_array_of_what_waits(tmp_path: Path, queue
     assert "#SBATCH --array=1,3" in (layout.folder / "slurm.sbatch").read_text()
     state = RunState.load(run_of(layout, 1))
     assert (state.phase, state.attempt) == ("queued", 2)
+
+
+def test_a_stop_cancels_what_waits_in_arrays_that_slurm_still_has(
+    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = submitted(tmp_path, 2)
+    for number in (1, 2):
+        RunState(name="tiny", phase="stopped").save(run_of(layout, number))
+    submit_trials(layout, [2], secrets={}, console=SILENT)
+    queue.has("PENDING", "42_2", reason="Priority")
+
+    def leaves(*words: str) -> str:
+        queue.given.append(words)
+        queue.jobs.clear()
+        raise GanglineError(
+            "scancel refused", seen="scancel: error: Kill job error on job id 42: Invalid job id specified"
+        )
+
+    monkeypatch.setattr(job_array, "slurm", leaves)
+    assert stop_array(layout, now=False, console=SILENT)
+    assert queue.given[-1] == ("scancel", "--state=PENDING", "42")
+    assert SweepState.load(layout.state).phase == "stopped"
+    assert RunState.load(run_of(layout, 2)).phase == "stopped"
