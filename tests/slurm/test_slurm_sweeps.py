@@ -164,6 +164,7 @@ def test_an_array_of_eight_runs_two_at_a_time_and_is_ranked(sweeper):
     table = sweeper.types("sweep", "show", sweep).stdout
     assert f"{array}_8" in table
     assert best["run"] in table
+    assert f"{array}_3" in sweeper.types("ps").stdout
     assert f"job {array}_3 begins with {best['run']}" in sweeper.logs_of(sweep)
     sweeper.leaves_nothing()
 

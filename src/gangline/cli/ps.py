@@ -50,9 +50,10 @@ def _list_runs(*, as_json: bool) -> None:
     if as_json:
         print_json({"runs": rows, "other_users": [dataclasses.asdict(lease) for lease in others]})
     elif rows:
-        header = ("run", "job", "phase", "attempt", "step", "loss", "created", "updated")
+        more = ("slurm_job",) if any(row["slurm_job"] for row in rows) else ()
+        header = ("run", *_COLUMNS[1:], *("slurm job" for _ in more))
         now = datetime.now(timezone.utc)
-        print_data(table(header, [[_text(name, row, now) for name in _COLUMNS] for row in rows]))
+        print_data(table(header, [[_text(name, row, now) for name in (*_COLUMNS, *more)] for row in rows]))
     else:
         print_data([f"no runs in {home}; start one: gangline train job.yaml"])
     for each in listed:
@@ -80,6 +81,7 @@ def _row(run: RunListing) -> dict[str, Any]:
         "damage": run.damage.to_json() if run.damage is not None else None,
         "silent": record.silent,
         "waits": run.waits,
+        "slurm_job": run.slurm_job,
         "finished_early": record.phase == "finished" and last.get("step", 0) < (last.get("steps") or 0),
         "quiet_since": state.quiet_since if state and record.phase == "running" else None,
         "attempt": state.attempt if state else None,

@@ -46,13 +46,15 @@ class RunListing:
     """The first record of it that cannot be used."""
     waits: str | None = None
     """Why it waits in the queue of Slurm, in Slurm's word."""
+    slurm_job: str | None = None
+    """The job of Slurm that it is, or was last: 4711, or 4711_3 for a task of an array."""
 
 
 def list_runs(home: Path, *, deps: Dependencies = REAL) -> list[RunListing]:
     """All runs, newest first. Hosts are asked only about active runs, all at the same time."""
     layouts = [RunLayout(home, run_id) for run_id in run_ids(home)]
     with asked_once(_jobs_of(layouts)), ThreadPoolExecutor(max_workers=16) as pool:
-        listed = list(pool.map(lambda layout: _listed(layout, deps), layouts))
+        listed = list(pool.map(lambda layout: replace(_listed(layout, deps), slurm_job=_job_id(layout)), layouts))
     return sorted(listed, key=lambda each: (each.record.created, each.record.id), reverse=True)
 
 
@@ -107,6 +109,15 @@ def _unread(layout: RunLayout) -> str | None:
     except (GanglineError, OSError) as error:
         return error.what if isinstance(error, GanglineError) else str(error)
     return None
+
+
+def _job_id(layout: RunLayout) -> str | None:
+    """The id of its job; None where it is none, or its record is damaged, which is told elsewhere."""
+    try:
+        record = SlurmRecord.of(layout)
+    except RecordError:
+        return None
+    return None if record is None else record.job or None
 
 
 def _why_it_waits(layout: RunLayout) -> str | None:

@@ -119,3 +119,21 @@ def test_ps_says_that_a_run_finished_early(
     assert main(["ps", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["runs"]
     assert [row["finished_early"] for row in rows] == [True, False, False]
+
+
+def test_ps_has_a_column_of_slurm_jobs_where_a_run_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GANGLINE_HOME", str(tmp_path))
+    record = RunRecord(id="calm-otter-7", state=RunState(name="tiny", phase="finished"))
+    jobs: list[str | None] = ["4711_3", None]
+    monkeypatch.setattr(
+        ps, "list_runs", lambda _home: [RunListing(record=record, last=None, slurm_job=job) for job in jobs]
+    )
+    assert main(["ps"]) == 0
+    header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert header[-2:] == ["slurm", "job"]
+    assert [row[-1] for row in rows] == ["4711_3", "-"]
+    jobs = [None]
+    assert main(["ps"]) == 0
+    assert "slurm" not in capsys.readouterr().out

@@ -73,7 +73,7 @@ def played() -> PlayedRuns:
 @needs_optuna
 def test_trials_that_learn_find_a_better_point_than_as_many_that_are_drawn(tmp_path: Path) -> None:
     learned, drawn = [], []
-    for seed in (1, 2, 3):
+    for seed in range(6):
         points = LearnedPoints(SweepRecord.load(a_sweep(tmp_path / str(seed), seed=seed).request), [])
         trials: list[TrialRecord] = []
         for number in range(1, 31):
@@ -85,7 +85,7 @@ def test_trials_that_learn_find_a_better_point_than_as_many_that_are_drawn(tmp_p
         learned.append(ranking(trials)[0].loss or math.inf)
         drawn.append(min(landscape(point, 100) for point in draw_points(axes_of(WORDS), 30, seed=seed)))
         assert len({tuple(trial.point.values()) for trial in trials}) == 30
-    assert sum(learned) < 0.7 * sum(drawn)
+    assert sum(learned) < 0.8 * sum(drawn)
 
 
 @needs_optuna
