@@ -138,6 +138,8 @@ def test_a_sweep_that_waits_says_why_and_leaves_the_queue_at_once(sweeper):
     assert "8 in the queue of Slurm: " in sweeper.types("sweep", "show", sweep).stdout
     with sweeper.lab.broken("squeue", "fails"):
         assert "Slurm does not answer" in sweeper.types("sweep", "show", sweep).stdout
+    with sweeper.lab.broken("squeue", "missing"):
+        assert "squeue is not on this computer" in sweeper.types("sweep", "show", sweep).stdout
     assert sweeper.types("sweep", "stop", sweep).stdout.split() == [sweep, "stopped"]
     assert sweeper.phases(sweep) == ["waiting"] * 8
     assert [job.id for job in sweeper.lab.jobs()] == [blocker]

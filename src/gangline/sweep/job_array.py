@@ -35,7 +35,7 @@ from gangline.control.slurm_job import (
     script,
 )
 from gangline.control.supervision import RunHandle
-from gangline.errors import GanglineError, HostUnreachable, RunFailed
+from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.provision.console import Console
 from gangline.provision.trees import create_folder, write_documents
 from gangline.runs.cluster import SlurmRequest
@@ -353,7 +353,7 @@ def look_at_queue(layout: SweepLayout, *, deps: Dependencies = REAL) -> QueueLoo
     ids = job_ids(layout, (trial for trial in load_trials(layout) if trial.phase in OPEN))
     try:
         jobs = find_jobs(set(ids.values())) if ids else {}
-    except HostUnreachable as error:
+    except (HostUnreachable, UsageError) as error:  # as on a login host without Slurm's module
         return QueueLook(silent=error.what)
     found = {number: jobs[job] for number, job in ids.items() if job in jobs}
     # a task writes its end before Slurm sees it leave: what is read from here on is newer than Slurm's answer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.control.slurm_job import SlurmRecord
-from gangline.errors import GanglineError, HostUnreachable
+from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.provision.console import SILENT
 from gangline.runs.cluster import Cluster, SlurmRequest
 from gangline.runs.layout import RunLayout, SweepLayout
@@ -43,7 +43,7 @@ class Queue:
         self.given: list[tuple[str, ...]] = []
         self.jobs: dict[str, SlurmJob] = {}
         self.refuses: GanglineError | None = None
-        self.is_silent = False
+        self.silence: GanglineError | None = None
 
     def answer(self, *words: str) -> str:
         self.given.append(words)
@@ -52,8 +52,8 @@ class Queue:
         return f"{40 + len(self.given)};campus\n"
 
     def find(self, ids: object) -> dict[str, SlurmJob]:
-        if self.is_silent:
-            raise HostUnreachable("squeue cannot reach Slurm's controller")
+        if self.silence is not None:
+            raise self.silence
         return {job: self.jobs[job] for job in list(ids) if job in self.jobs}  # type: ignore[call-overload]
 
     def has(self, state: str, *ids: str, reason: str = "") -> None:
@@ -171,9 +171,12 @@ def test_a_task_that_wrote_no_end_is_settled_by_its_run_and_by_slurm(
     assert phases(layout) == [phase]
 
 
-def test_a_silent_slurm_changes_nothing_and_is_told(tmp_path: Path, queue: Queue) -> None:
+@pytest.mark.parametrize(
+    "error", [HostUnreachable("squeue cannot reach Slurm's controller"), UsageError("squeue is not on this computer")]
+)
+def test_a_silent_slurm_changes_nothing_and_is_told(tmp_path: Path, queue: Queue, error: GanglineError) -> None:
     layout = submitted(tmp_path, 2)
-    queue.is_silent = True
+    queue.silence = error
     (line,) = look_at_queue(layout).lines
     assert "Slurm does not answer" in line
     assert phases(layout) == ["waiting", "waiting"]
