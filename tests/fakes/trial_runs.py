@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
@@ -79,9 +80,14 @@ class PlayedRuns:
         self.now += 10 * seconds  # fewer turns, each of which writes files
 
     def start(
-        self, job: Job, cluster: Cluster, *, trial: Mapping[str, Any], turn: Callable[[], None] | None = None
+        self,
+        work: Job | CommandRecord,
+        cluster: Cluster,
+        *,
+        trial: Mapping[str, Any],
+        turn: Callable[[], None] | None = None,
     ) -> str:
-        number, host = int(trial["number"]), cluster.head.name if cluster.hosts else "a node"
+        number, host = int(trial["number"]), cluster.head.name
         if turn is not None:
             self.prepared.append(number)
             turn()
@@ -93,7 +99,8 @@ class PlayedRuns:
                 raise RunFailed("its slot is taken", details={"taken": True})
             self.starts.append((str(number), host))
             run = f"played-run-{len(self.runs) + 1}"
-            self.runs[run] = PlayedRun(self.points[number], host, self.steps, job.pause_at, self.now)
+            pause_at = work.pause_at if isinstance(work, Job) else None
+            self.runs[run] = PlayedRun(self.points[number], host, self.steps, pause_at, self.now)
             self._count()
             return run
 
@@ -168,19 +175,26 @@ def played_sweep(
     fits: Mapping[int, tuple[str, ...]] | None = None,
     at_once: int | None = None,
     halving: HalvingRecord | None = None,
+    template: CommandRecord | None = None,
 ) -> SweepLayout:
-    """The records of a sweep that nobody drives yet."""
+    """The records of a sweep that nobody drives yet. template: of a command in place of a job."""
     layout = SweepLayout(home, "sweep-otter-1")
     layout.folder.mkdir(parents=True)
     cluster = Cluster(name="lab", hosts=tuple(Host(name=name, workdir="/w", python="", address=name) for name in hosts))
     request = SweepRecord(
-        name="tiny", job_file="/job.yaml", words=(), cluster=cluster, at_once=at_once, halving=halving
+        name="tiny",
+        job_file="/job.yaml",
+        words=(),
+        cluster=cluster,
+        at_once=at_once,
+        halving=halving,
+        template=template,
     )
     request.save(layout.request)
     save_state(layout, SweepState())
     for number, point in enumerate(points, start=1):
         trial = TrialRecord(number=number, point=point, fits=(fits or {}).get(number, tuple(hosts)))
-        create_trial(layout, trial, small_job())
+        create_trial(layout, trial, template or small_job())
     return layout
 
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+import pytest
+
+from gangline.control.user_command import draft
 from gangline.errors import RunFailed
 from gangline.runs.record_versions import write_record
 from gangline.sweep.points import axes_of, grid
@@ -169,6 +172,26 @@ def test_a_stop_saves_what_runs_and_a_later_supervisor_goes_on_from_there(tmp_pa
     trials = drive_to_the_end(layout, runs)
     assert {trial.phase for trial in trials} == {"finished"}
     assert runs.steps_done == 800  # no step was done twice
+
+
+@pytest.mark.parametrize(("flag", "steps_done"), [("--resume", 800), (None, 800 + 3 * 50)])
+def test_a_command_goes_on_after_a_stop_only_with_its_flag_and_begins_again_without(
+    tmp_path: Path, flag: str | None, steps_done: int
+) -> None:
+    runs = played()
+    template = draft(("train.py", "{rate}", "{rank}"), folder=tmp_path, resume_flag=flag)
+    layout = played_sweep(tmp_path, POINTS, template=template)
+
+    def wait(seconds: float) -> None:
+        runs.wait(seconds)
+        if runs.now == 150:
+            write_record(layout.order, {"order": "stop"})
+
+    drive_to_the_end(layout, runs, wait=wait)
+    layout.order.unlink()
+    trials = drive_to_the_end(layout, runs)
+    assert {trial.phase for trial in trials} == {"finished"}
+    assert runs.steps_done == pytest.approx(steps_done, abs=1)
 
 
 def test_a_run_that_the_user_stops_is_left_alone(tmp_path: Path) -> None:

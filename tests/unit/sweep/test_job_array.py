@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.control.slurm_job import SlurmRecord
+from gangline.control.user_command import CommandRecord, draft
 from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.provision.console import SILENT
 from gangline.runs.cluster import Cluster, SlurmRequest
@@ -78,7 +79,9 @@ def a_sweep(home: Path, num_trials: int, **more: object) -> SweepLayout:
     request.save(layout.request)
     save_state(layout, SweepState())
     for number in range(1, num_trials + 1):
-        create_trial(layout, TrialRecord(number=number, point={"seed": str(number)}, fits=()), small_job())
+        create_trial(
+            layout, TrialRecord(number=number, point={"seed": str(number)}, fits=()), request.template or small_job()
+        )
     return layout
 
 
@@ -242,3 +245,18 @@ def test_a_stop_cancels_what_waits_in_arrays_that_slurm_still_has(
     assert queue.given[-1] == ("scancel", "--state=PENDING", "42")
     assert SweepState.load(layout.state).phase == "stopped"
     assert RunState.load(run_of(layout, 2)).phase == "stopped"
+
+
+def test_a_command_without_a_flag_to_resume_begins_again_as_another_run(tmp_path: Path, queue: Queue) -> None:
+    template = draft(("train.py", "{seed}"), folder=tmp_path)
+    layout = submitted(tmp_path, 1, template=template)
+    first = run_of(layout, 1)
+    assert CommandRecord.of(first) == template
+    RunState(name="train", phase="stopped").save(first)
+    submit_trials(layout, [1], secrets={}, console=SILENT)
+    assert run_of(layout, 1) == first  # it never began
+    first.attempt(1).mkdir(parents=True)
+    write_record(first.request(1), {})
+    submit_trials(layout, [1], secrets={}, console=SILENT)
+    assert run_of(layout, 1) != first
+    assert RunState.load(run_of(layout, 1)).phase == "queued"
