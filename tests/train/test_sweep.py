@@ -93,7 +93,7 @@ def test_a_sweep_is_stopped_and_continued_also_after_its_supervisor_was_killed(u
     user.gangline("sweep", "add", sweep, "seed=4")  # starts a supervisor, too
     user.wait_until(lambda: shown(user, sweep)["phase"] == "finished")
     after = shown(user, sweep)["trials"]
-    assert [trial["phase"] for trial in after] == ["finished"] * 4
+    assert [trial["phase"] for trial in after] == ["finished"] * 4, [trial["error"] for trial in after]
     assert all(
         trial["run"] == before[trial["number"]]["run"] for trial in after if before.get(trial["number"], {}).get("run")
     )

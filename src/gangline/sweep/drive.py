@@ -473,6 +473,8 @@ class Driver:
             if error.details.get("taken") or error.fix.startswith("wait for it"):
                 self._sit_out(trial.hosts, BUSY_S, error)
                 self._note(trial, phase="waiting", starts=trial.starts - 1)
+            elif trial.run is not None and not self._seen(trial).ended:
+                log.info("trial %d runs already: the supervisor before had begun to resume it", trial.number)
             else:
                 log.warning("trial %d did not start: %s", trial.number, error)
                 self._note(trial, phase="failed", error=error.to_json())

@@ -133,7 +133,7 @@ class OwnRuns:
         if record.phase == "lost" and supervise_again(handle, console=self._console, deps=self._deps):
             record = handle.record()
         seen = reader.look(handle, record)
-        if seen.ended:
+        if seen.ended or seen.phase == "preparing":  # its hosts may be others once it has been started
             self._close(run)
         return seen
 

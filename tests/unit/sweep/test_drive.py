@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from gangline.control.user_command import draft
-from gangline.errors import RunFailed
+from gangline.errors import RunFailed, UsageError
+from gangline.runs.cluster import Cluster
 from gangline.runs.record_versions import write_record
 from gangline.sweep.points import axes_of, grid
 from gangline.sweep.records import TrialRecord, create_trial, load_trials
@@ -172,6 +173,29 @@ def test_a_stop_saves_what_runs_and_a_later_supervisor_goes_on_from_there(tmp_pa
     trials = drive_to_the_end(layout, runs)
     assert {trial.phase for trial in trials} == {"finished"}
     assert runs.steps_done == 800  # no step was done twice
+
+
+def test_a_run_that_a_killed_supervisor_had_just_resumed_is_taken_over_and_not_called_failed(tmp_path: Path) -> None:
+    runs = played()
+    layout = played_sweep(tmp_path, POINTS[:1])
+
+    def stops(seconds: float) -> None:
+        runs.wait(seconds)
+        if runs.now == 50:
+            write_record(layout.order, {"order": "stop"})
+
+    drive_to_the_end(layout, runs, wait=stops)
+    layout.order.unlink()
+    resume, looks = runs.resume, []
+
+    def resumed_meanwhile(run: str, cluster: Cluster, *, pause_at: int | None) -> None:
+        resume(run, cluster, pause_at=pause_at)
+        looks.append(run)
+        raise UsageError(f"{run} is running")
+
+    runs.resume = resumed_meanwhile  # type: ignore[method-assign]
+    (trial,) = drive_to_the_end(layout, runs)
+    assert (trial.phase, trial.error, len(looks)) == ("finished", None, 1)
 
 
 @pytest.mark.parametrize(("flag", "steps_done"), [("--resume", 800), (None, 800 + 3 * 50)])
