@@ -146,7 +146,8 @@ class LogSearch:
     def _learn(self, shape: bytes) -> tuple[tuple[_Pattern, ...], bool]:
         """The patterns that may match lines of this kind, and whether they may tell of an exception."""
         hits = self._index.keys() & set(_WORD.findall(shape))
-        patterns = tuple(pattern for word in hits for pattern in self._index[word])
+        known = [pattern for word in sorted(hits) for pattern in self._index[word]]
+        patterns = tuple(sorted(known, key=lambda each: (each.is_vague, -len(each.head))))
         learned = (patterns, any(word in shape for word in (b"Error", b"Exception", b"Interrupt", b"Exit")))
         if len(shape) <= _MOST_SHAPE_BYTES:
             if len(self._shapes) >= _MOST_SHAPES:
@@ -155,7 +156,9 @@ class LogSearch:
         return learned
 
     def _look(self, at: int, number: int, patterns: Sequence[_Pattern], may_raise: bool) -> None:
-        """Try patterns in a line; of those that match, the most exact counts. number: of the line, from 1."""
+        """Try patterns in a line. Of those that match, the longest counts, then the one that begins with more plain
+        characters. number: of the line, from 1.
+        """
         if number <= self._taken:
             return
         line = self._begun[at]
@@ -240,7 +243,7 @@ def _index(known: Mapping[str, Signature]) -> Mapping[bytes, tuple[_Pattern, ...
             word, expression = index_word(words).encode(), re.compile(words, re.DOTALL)
             pattern = _Pattern(name, signature, expression, head_of(words), is_vague, _may_span(words))
             index[word] = (*index.get(word, ()), pattern)
-    return {word: tuple(sorted(patterns, key=lambda each: each.is_vague)) for word, patterns in index.items()}
+    return index
 
 
 def _may_span(words: str) -> bool:

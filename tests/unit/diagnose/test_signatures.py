@@ -7,8 +7,8 @@ import re
 import pytest
 
 from gangline.checks.judge import FAMILIES
-from gangline.diagnose.log_search import LINE_CHARS, recognise
-from gangline.diagnose.signatures import SIGNATURES, head_of, is_witness, matches, verdict
+from gangline.diagnose.log_search import LINE_CHARS, LogSearch, recognise
+from gangline.diagnose.signatures import SIGNATURES, Signature, head_of, is_witness, matches, verdict
 from tests.unit.diagnose.lines import LINES
 
 
@@ -25,6 +25,20 @@ def test_a_real_line_is_recognised_as_what_it_is(name: str) -> None:
     assert sighting.means
     assert sighting.fix
     assert "{" not in sighting.means + sighting.fix
+
+
+def test_of_two_that_match_the_same_words_the_one_with_more_plain_characters_counts() -> None:
+    line = b"ModuleNotFoundError: No module named 'pkg_resources'"
+    any_module = Signature(
+        patterns=(r"ModuleNotFoundError: No module named '(\w{1,80})'",), means="any", fix="install it"
+    )
+    this_one = Signature(
+        patterns=("ModuleNotFoundError: No module named 'pkg_resources'",), means="this", fix="older tools"
+    )
+    for known in ({"any": any_module, "this": this_one}, {"this": this_one, "any": any_module}):
+        search = LogSearch(known=known)
+        search.feed(line)
+        assert [each.id for each in search.finish()] == ["this"]
 
 
 def test_all_words_of_a_signature_have_the_groups_that_its_texts_need() -> None:
