@@ -41,7 +41,7 @@ LINES = {
     "nccl-system": "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
     "no-module": "ModuleNotFoundError: No module named 'peft.tuners'",
     "import-name": "ImportError: cannot import name 'get_full_repo_name' from 'transformers.utils' (/srv/env/transformers/utils/__init__.py)",
-    "no-library": "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+    "no-library": "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory",
     "no-script": "/usr/bin/python3: can't open file '/srv/project/train.py': [Errno 2] No such file or directory",
     "unknown-option": "train.py: error: unrecognized arguments: --resume last",
     "unused-weights": "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error indicates",
