@@ -13,7 +13,8 @@ from tests.lab.user import NewUser, make_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")
-NAMES = ("pc1", "pc2", "pc3")
+FIREWALLS = {"pc1": "ufw", "pc2": "firewalld", "pc3": "nftables"}
+SSH_CONFIG = "Host {name}\n    HostName {host.address}\n    User {host.login}\n"
 WORK_FOLDER = r"/home/alice/gangline(/.*)?"
 """Of gangline: code, models, data and runs."""
 JOB = """
@@ -27,52 +28,54 @@ steps: 6
 """
 
 
-def answered(lab, *words):
-    """`gangline WORDS`, with sudo's password for the first host and Enter for the others; the screen."""
+def answered(lab, *words, asked="for sudo"):
+    """`gangline WORDS`, with the password for the first host and Enter for the others; the screen."""
     with Typist(lab.user, [*GANGLINE, *words]) as screen:
-        for number in range(len(NAMES)):
-            screen.expect("for sudo")
+        for number in range(len(FIREWALLS)):
+            screen.expect(asked)
             screen.expect(": ")
             screen.type("" if number else lab.hosts[0].password)
         assert screen.end() == 0, screen.text
+        assert lab.hosts[0].password not in screen.text
         return screen.text
+
+
+def as_before(lab, before, *, ignore=LEFT_BY_PREPARE):
+    """Whether all machines are as they were, to the last byte, attribute and firewall rule."""
+    for host in lab.hosts:
+        assert differences(before[host.name], host.snapshot(), ignore=ignore) == [], host
 
 
 def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
     folders = lab_folders()
-    kinds = {
-        name: BareKind(firewall=wall, binds=folders, disk="6g")
-        for name, wall in zip(NAMES, ("ufw", "firewalld", "nftables"), strict=True)
-    }
+    kinds = {name: BareKind(firewall=wall, binds=folders, disk="6g") for name, wall in FIREWALLS.items()}
     lab = bare(kinds, ttl_s=1800)
-    lab.let_in_by_key()
     user = NewUser(lab.user)
-    user.types("init", *NAMES, "--yes")
-    text = user.desk.read("cluster.yaml").decode()
-    user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text))
-
+    user.desk.write(".ssh/config", "".join(SSH_CONFIG.format(name=host.name, host=host) for host in lab.hosts), 0o600)
     before = {host.name: host.snapshot() for host in lab.hosts}
-    first = user.types("check", code=None)
-    assert first.returncode == 3
-    assert {"E-NET", "E-NAME"} <= set(re.findall(r"E-[A-Z]+", first.stdout))
 
-    answered(lab, "prepare", "--yes")
-    for host in lab.hosts:
-        assert host.check(["hostname"]).strip() == host.name
-    answered(lab, "prepare", "--undo", "all", "--yes")
-    for host in lab.hosts:
-        assert differences(before[host.name], host.snapshot(), ignore=LEFT_BY_PREPARE) == [], host
+    for round_number in range(2):
+        answered(lab, "prepare", "access", *FIREWALLS, "--yes", asked="for ssh")
+        if round_number == 0:
+            user.types("init", *FIREWALLS, "--yes")
+            text = user.desk.read("cluster.yaml").decode()
+            python = f"slots: 1\n    python: {sys.executable}"
+            user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, text))
+            checked = user.types("check", code=3)
+            assert {"E-NET", "E-NAME"} <= set(re.findall(r"E-[A-Z]+", checked.stdout))
+        answered(lab, "prepare", "--yes")
+        assert [host.check(["hostname"]).strip() for host in lab.hosts] == list(FIREWALLS)
+        if round_number == 0:
+            answered(lab, "prepare", "--undo", "all", "--yes")
+            as_before(lab, before)
+            assert not any(lab.can_log_in(host, key=True) for host in lab.hosts)
 
-    answered(lab, "prepare", "--yes")
     lab["pc2"].reboot()
     checked = user.types("check")
     assert "0 failed" in checked.stdout or "all ok" in checked.stdout, checked.stdout
-
     user.brings(make_model(tmp_path / "model"), job=JOB)
     user.types("train", "job.yaml", timeout_s=400)
     assert "finished" in user.types("ps").stdout
 
     answered(lab, "prepare", "--undo", "all", "--yes")
-    for host in lab.hosts:
-        left = differences(before[host.name], host.snapshot(), ignore=rf"{LEFT_BY_PREPARE}|{WORK_FOLDER}")
-        assert left == [], host
+    as_before(lab, before, ignore=f"{LEFT_BY_PREPARE}|{WORK_FOLDER}")
