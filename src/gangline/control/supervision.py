@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 from gangline.context import REAL, Context, Dependencies, Transports, reach, read_cluster
-from gangline.control.unshared_home import renew
+from gangline.control.unshared_home import SUPERVISED, renew
 from gangline.errors import HostKeyRefused, HostUnreachable, RecordError, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
 from gangline.planner.outcome import Comparison, TimeReport
@@ -175,7 +175,8 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
     cluster = left_here(cluster, record) if is_over else cluster
     supervisor = SupervisorRecord() if is_over else SupervisorRecord.load(layout)
     with reach(cluster, deps) as transports:
-        if is_over and cluster.head.transport == "local" and RunState.load(layout).phase not in {"queued", "preparing"}:
+        # an end that is written here counts: Slurm may have ended it while its supervisor saw a failure
+        if is_over and cluster.head.transport == "local" and RunState.load(layout).phase in SUPERVISED:
             copy_records(layout, host_layout(cluster.head, layout.run_id), transports[cluster.head.name])
         yield RunHandle(
             layout=layout,
