@@ -1,13 +1,16 @@
 """A run as a job of Slurm: its script, and its way through the queue."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
+from gangline.context import REAL
 from gangline.control import slurm_job
 from gangline.control.slurm_job import SlurmRecord, cancel_waiting, script, submit, wait_until_begun, waiting_line
+from gangline.control.supervision import open_run
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
-from gangline.runs.cluster import Cluster, SlurmRequest
+from gangline.runs.cluster import Cluster, Host, SlurmRequest
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
 from gangline.supervise import allocation
@@ -224,3 +227,19 @@ def test_a_run_that_cannot_be_requeued_is_stopped_and_says_why(layout, monkeypat
     assert slurm_job._requeue(layout, "40", Lines()) == 1
     state = RunState.load(layout)
     assert (state.phase, state.error["seen"], SlurmRecord.of(layout).leaving) == ("stopped", "maintenance", 0)
+
+
+@pytest.mark.parametrize(("here", "shown"), [("stopped", "stopped"), ("running", "failed")])
+def test_an_end_that_is_written_here_is_not_replaced_by_what_a_node_left(tmp_path, here, shown):
+    layout, workdir = RunLayout(tmp_path / "home", "calm-otter-7"), tmp_path / "work" / "n0"
+    node = Host(name="n0", workdir=str(workdir), python="", transport="srun", allocation="41")
+    there = RunLayout(workdir, layout.run_id)
+    for each, phase in ((layout, here), (there, "failed")):
+        each.folder.mkdir(parents=True)
+        RunState(name="tiny", phase=phase).save(each)
+    replace(CLUSTER, hosts=(node,)).save(layout.cluster)
+    SlurmRecord(job="41", submitted="", cluster=CLUSTER).save(layout.slurm)
+    deps = replace(REAL, is_over=lambda _cluster: True)
+    with open_run(layout.run_id, home=layout.root, deps=deps) as run:
+        assert run.record().phase == shown
+    assert RunState.load(layout).phase == shown
