@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gangline.diagnose.corpus import known_failures
-from gangline.diagnose.signatures import LEVELS, RAISED, THEN_CHARS, Level, Signature, filled, head_of
+from gangline.diagnose.signatures import LEVELS, RAISED, THEN_CHARS, Level, Signature, after_head, filled, head_of
 
 LINE_CHARS = 400
 """Of a line that is shown."""
@@ -213,20 +213,18 @@ def recognise(text: str, *, host: str = "the host") -> list[Sighting]:
     return sorted(search.finish(), key=lambda each: each.number)
 
 
-def index_word(words: str) -> str:
-    """The word by which a pattern is looked up: the longest of its beginning that says something; "" if it has none."""
+def whole_words(words: str) -> list[str]:
+    """The words of the beginning of a pattern that stand whole in every match; by one of them it is looked up."""
     head = head_of(words)
-    found = [match.group() for match in re.finditer(r"[A-Za-z]{4,}", head) if _is_whole(words, head, match.end())]
-    telling = [word for word in found if word not in _COMMON] or found
-    return max(telling, key=len, default="")
+    there = [match for match in re.finditer(r"[A-Za-z]{4,}", head) if _is_whole(words, head, match.end())]
+    inner = [match.group() for match in there if match.end() < len(head)]  # the last one may go on in a text
+    return [word for word in inner if word not in _COMMON] or [match.group() for match in there]
 
 
 def _is_whole(words: str, head: str, end: int) -> bool:
     """Whether a word of the beginning ends there in every match."""
-    if end < len(head):
-        return True
-    rest = words[len(re.escape(head)) :] if words.startswith(re.escape(head)) else words[len(head) :]
-    return not rest or not re.match(r"[\w(\[.]|\\[wSDpx]", rest) or rest.startswith(("(?=", "(?!"))
+    rest = after_head(words)
+    return end < len(head) or not rest or re.match(r"(?!\(\?[=!])(?:[\w(\[.]|\\[wSDpx])", rest) is None
 
 
 @functools.cache
@@ -235,14 +233,16 @@ def _whole_index() -> Mapping[bytes, tuple[_Pattern, ...]]:
 
 
 def _index(known: Mapping[str, Signature]) -> Mapping[bytes, tuple[_Pattern, ...]]:
-    """All patterns by the word under which they are looked up."""
+    """All patterns by the word under which they are looked up: of a pattern's words the one that fewest others have."""
     index: dict[bytes, tuple[_Pattern, ...]] = {}
+    uses = Counter(word for each in known.values() for words in each.patterns for word in set(whole_words(words)))
     for name, signature in known.items():
         is_vague = signature.level != "cause"
         for words in signature.patterns:
-            word, expression = index_word(words).encode(), re.compile(words, re.DOTALL)
+            rarest = min(whole_words(words), key=lambda word: (uses[word], -len(word)), default="")
+            expression = re.compile(words, re.DOTALL)
             pattern = _Pattern(name, signature, expression, head_of(words), is_vague, _may_span(words))
-            index[word] = (*index.get(word, ()), pattern)
+            index[rarest.encode()] = (*index.get(rarest.encode(), ()), pattern)
     return index
 
 

@@ -163,7 +163,7 @@ SIGNATURES: dict[str, Signature] = {
     ),
     # --- ends by a signal
     "killed": Signature(
-        patterns=(r"Signal 9 \(SIGKILL\) received", r"exitcode *: -9 \(", r"Killed(?=\n|$)"),
+        patterns=(r"Signal 9 \(SIGKILL\) received", r"exitcode *: -9[ )]", r"Killed(?=\n|$)"),
         means="a process was killed by SIGKILL: mostly by the kernel, for memory, else by a person or a job system",
         fix="look into the kernel log of its host (sudo dmesg -T); if it was memory, lower micro_batch",
     ),
@@ -172,7 +172,7 @@ SIGNATURES: dict[str, Signature] = {
             r"Signal 11 \(SIGSEGV\) received",
             r"Fatal Python error: Segmentation fault",
             r"Segmentation fault",
-            r"exitcode *: -11 \(",
+            r"exitcode *: -11[ )]",
         ),
         means="native code crashed: a library or driver, seldom the script itself",
         fix="the lines above it name the library; one version of torch and driver on all hosts: gangline check",
@@ -194,7 +194,7 @@ SIGNATURES: dict[str, Signature] = {
             r"got signal: 15",
             r"Signal 15 \(SIGTERM\) received",
             "closing signal SIGTERM",
-            r"exitcode *: -15 \(",
+            r"exitcode *: -15[ )]",
         ),
         means="it was told to end, by an order or because another part had failed",
         fix="look at what ended first",
@@ -501,6 +501,12 @@ def head_of(pattern: str) -> str:
     """The plain characters with which every match of a regular expression begins."""
     found = _HEAD.match(pattern)
     return re.sub(r"\\(.)", r"\1", found.group()) if found else ""
+
+
+def after_head(pattern: str) -> str:
+    """The rest of a regular expression behind the plain characters with which it begins."""
+    found = _HEAD.match(pattern)
+    return pattern[found.end() :] if found else pattern
 
 
 def filled(words: str, match: re.Match[str], host: str) -> str:

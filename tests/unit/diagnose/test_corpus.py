@@ -9,7 +9,7 @@ import pytest
 
 from gangline.checks.judge import FAMILIES
 from gangline.diagnose.corpus import RANKS, families, known_failures
-from gangline.diagnose.log_search import LogSearch, Sighting, index_word
+from gangline.diagnose.log_search import LogSearch, Sighting, whole_words
 from gangline.diagnose.signatures import LEVELS, Signature, matches
 from tests.unit.diagnose.excerpts import excerpts
 from tests.unit.test_house_rules import BANNED_TEXT
@@ -61,7 +61,7 @@ def test_a_row_is_well_made(family: str, name: str) -> None:
     assert all(re.match(r"https?://\S+$", source) for source in signature.sources)
     assert {re.compile(pattern).groups for pattern in signature.patterns} == {re.compile(signature.patterns[0]).groups}
     for pattern in signature.patterns:
-        assert len(index_word(pattern)) >= 4, f"{pattern} begins with no whole word of four letters"
+        assert whole_words(pattern), f"{pattern} begins with no whole word of four letters"
         assert not UNBOUNDED.search(pattern), f"{pattern} repeats without a bound"
     groups = ["x"] * re.compile(signature.patterns[0]).groups
     for text in (signature.means, signature.fix, signature.confirm):
