@@ -32,29 +32,6 @@ from gangline.runs.layout import PATTERN, RunLayout
 from gangline.runs.registry import read_record
 from gangline.transport.local import LocalTransport
 
-RECORDS = (
-    "state.json",
-    "job.json",
-    "cluster.json",
-    "plan.json",
-    "inventory.json",
-    "findings.json",
-    "comparison.json",
-    "command.json",
-    "inputs.json",
-    "networks.json",
-    "supervision.json",
-)
-ATTEMPT_RECORDS = (
-    "request.json",
-    "gang.json",
-    "networks.json",
-    "cluster.json",
-    "base.json",
-    "outcome.json",
-    "times.json",
-    "board.json",
-)
 FIRST_LINES, LAST_LINES = 200, 2_000
 """Of each log, and of the file of metrics, this much is kept."""
 MOST_BYTES = 64 << 20
@@ -211,12 +188,11 @@ def _hostnames(inventory: Path) -> set[str]:
 
 
 def _records(layout: RunLayout) -> Iterator[Path]:
-    paths = [layout.folder / name for name in RECORDS]
-    for attempt in sorted((layout.folder / "attempts").glob("[0-9]*")):
-        paths += [attempt / name for name in ATTEMPT_RECORDS]
-    for path in paths:
-        if path.is_file() and not path.is_symlink() and path.stat().st_size <= MOST_BYTES:
-            yield path
+    """All records of the run and of its attempts."""
+    for folder in (layout.folder, *sorted((layout.folder / "attempts").glob("[0-9]*"))):
+        for path in sorted(folder.glob("*.json")):
+            if path.is_file() and not path.is_symlink() and path.stat().st_size <= MOST_BYTES:
+                yield path
 
 
 def _kept(tail: Tail, gaps: list[str]) -> list[str]:
