@@ -27,6 +27,7 @@ WORKS = {
     "check": ["check", "--only", "memory"],
     "ps": ["ps"],
     "plugins": ["plugins"],
+    "prepare": ["prepare", "--status"],
     "schema": ["schema"],
     "bench": ["bench", "network", "--seconds", "4"],
     "init": ["init", "localhost", "--dry-run"],

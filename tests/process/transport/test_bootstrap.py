@@ -139,7 +139,9 @@ def test_the_same_files_make_the_same_agent():
     assert build() is not build()
 
 
-SUB_ROOMS = {f"gangline/agent/{name}" for name in ("host_facts", "netprobe", "provision", "rpc", "supervise")}
+SUB_ROOMS = {
+    f"gangline/agent/{name}" for name in ("host_facts", "netprobe", "prepare", "provision", "rpc", "supervise")
+}
 
 
 def test_the_agent_holds_its_own_files_only():
