@@ -23,8 +23,8 @@ MOST_ALSO = 8
 _PIECE = 4 << 20
 _SNIFFED = 4 << 10
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-_LABELS: Mapping[Level, str] = {"cause": "cause", "symptom": "perhaps", "echo": "echo", "noise": "harmless"}
-_ALSO: Mapping[Level, str] = {"cause": "also", "symptom": "also", "echo": "echo", "noise": "harmless"}
+_LABELS: Mapping[Level, str] = {"cause": "cause", "symptom": "perhaps", "echo": "echo", "noise": "ignore"}
+_ALSO: Mapping[Level, str] = {"cause": "also", "symptom": "also", "echo": "echo", "noise": "ignore"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

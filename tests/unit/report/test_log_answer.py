@@ -108,11 +108,11 @@ def test_a_log_without_any_error_says_so(tmp_path: Path) -> None:
 def test_the_verdict_of_torchrun_is_called_harmless_and_hides_no_unknown_error(tmp_path: Path) -> None:
     verdict = ("Root Cause (first observed failure):", "[0]:", "  rank : 0")
     assert answer(LINES["no-module"], *verdict, folder=tmp_path)[-1].startswith(
-        'harmless what torchrun calls the "root cause" is the end that it saw first'
+        'ignore   what torchrun calls the "root cause" is the end that it saw first'
     )
     lines = answer("StrangeError: seven", *verdict, folder=tmp_path)
     assert lines[1] == "nothing in it is known to gangline; the last errors in it:"
-    assert lines[-1].startswith("harmless ")
+    assert lines[-1].startswith("ignore   ")
 
 
 def test_logs_of_several_ranks_are_one_story(tmp_path: Path) -> None:
