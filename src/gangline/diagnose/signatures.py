@@ -361,7 +361,7 @@ SIGNATURES: dict[str, Signature] = {
         fix="put the model into a folder on this computer and name that: gangline brings it to every host",
     ),
     "other-shape": Signature(
-        patterns=(r"size mismatch for ([\w.]{1,200}): copying a param",),
+        patterns=(r"size mismatch for\s{1,4}([\w.]{1,200}):\s{1,4}copying a\s{1,4}param",),
         means="the weights are of another model: {0} has another shape",
         fix="let config.json and weights come from one model; or start a new run",
     ),
