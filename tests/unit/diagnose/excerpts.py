@@ -10,8 +10,11 @@ import tomli
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "failures"
 
+MADE_UP = "no thread: the usual form"
+"""Of general words, which stand in every log: the excerpt is nobody's."""
+
 
 @functools.cache
 def excerpts() -> dict[str, dict[str, dict[str, Any]]]:
-    """By family and id: `seen` (an excerpt), `seen_at` (where), `near` (alike, and another thing)."""
+    """By family and id: `seen` (an excerpt), `seen_at` (where, or MADE_UP), `near` (alike, and another thing)."""
     return {path.stem: tomli.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))}

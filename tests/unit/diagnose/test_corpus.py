@@ -11,7 +11,7 @@ from gangline.checks.judge import FAMILIES
 from gangline.diagnose.corpus import RANKS, families, known_failures
 from gangline.diagnose.log_search import LogSearch, Sighting, whole_words
 from gangline.diagnose.signatures import LEVELS, Signature, matches
-from tests.unit.diagnose.excerpts import excerpts
+from tests.unit.diagnose.excerpts import MADE_UP, excerpts
 from tests.unit.test_house_rules import BANNED_TEXT
 
 ROWS = [(family, name) for family, rows in families().items() if family != RANKS for name in rows]
@@ -75,6 +75,15 @@ def test_a_row_is_well_made(family: str, name: str) -> None:
 def test_a_real_excerpt_is_explained_by_its_row_first(family: str, name: str) -> None:
     seen = excerpts()[family][name]["seen"]
     assert [each.id for each in found_in(seen)][:1] == [name]
+
+
+@pytest.mark.parametrize(("family", "name"), ROWS)
+def test_an_excerpt_says_where_it_was_seen(family: str, name: str) -> None:
+    seen_at = excerpts()[family][name]["seen_at"]
+    is_a_list = re.fullmatch(r"https://github\.com/[^/]+/[^/]+/(issues|pulls|discussions)/?", seen_at)
+    assert (re.match(r"https?://\S+$", seen_at) and not is_a_list) or (
+        seen_at == MADE_UP and family in {"general", "exits"}
+    )
 
 
 @pytest.mark.parametrize(("family", "name"), ROWS)
