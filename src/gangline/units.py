@@ -11,6 +11,17 @@ MOST_NAMED = 8
 SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
+def is_address(text: str) -> bool:
+    """Whether a text is an IP address, not a name."""
+    import ipaddress  # not at the top: every verb imports this module
+
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def format_bytes(num_bytes: float) -> str:
     """Binary units, three significant digits: 1536 -> "1.5 KiB"."""
     value = float(num_bytes)

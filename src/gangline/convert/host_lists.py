@@ -6,7 +6,6 @@ key by key. A cluster.yaml needs an address for each host: where a list has name
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from gangline.config.mistakes import quote
 from gangline.convert.outcomes import Verdict, as_number, flatten
 from gangline.errors import SpecError, UsageError
 from gangline.runs.files import write_atomic
+from gangline.units import is_address
 
 SETS_UP = "how that tool sets hosts up; gangline installs what it needs by itself"
 IN_SSH = "put it into ~/.ssh/config: gangline reaches hosts with your own ssh"
@@ -132,7 +132,7 @@ def write_hosts(moved: MovedHosts, *, home: Path, force: bool) -> None:
         raise UsageError(
             f"{moved.source} was not converted", seen=f"{refused[0].key}: {refused[0].reason}", fix=moved.init_words
         )
-    unknown = [host.name for host in moved.listed.hosts if not host.is_here and not _is_address(host.reached_at)]
+    unknown = [host.name for host in moved.listed.hosts if not host.is_here and not is_address(host.reached_at)]
     if unknown and len(moved.listed.hosts) > 1:
         raise UsageError(
             f"{moved.source} has no address of {', '.join(unknown)}",
@@ -153,18 +153,10 @@ def _cluster_text(listed: HostList, path: Path) -> str:
     lines = [f"# Converted by `gangline convert` from {path.name} of {listed.tool}.", "hosts:"]
     for host in listed.hosts:
         words = host.words() | (
-            {"address": host.reached_at} if _is_address(host.reached_at) and "ssh" not in host.words() else {}
+            {"address": host.reached_at} if is_address(host.reached_at) and "ssh" not in host.words() else {}
         )
         lines.append("  - {" + ", ".join(f"{key}: {value}" for key, value in words.items()) + "}")
     return "\n".join(lines) + "\n"
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_own(path: Path) -> bool:
@@ -363,7 +355,7 @@ def _pools(values: Mapping[str, Any]) -> HostList:
         for number, item in enumerate(words.get("hosts") or []):
             own = item if isinstance(item, dict) else {"ip": item}
             address, user = str(own.get("ip", "")), str(own.get("user") or words.get("user") or "")
-            name = f"{pool}{number + 1}" if _is_address(address) else address
+            name = f"{pool}{number + 1}" if is_address(address) else address
             listed.hosts.append(ListedHost(name=name, host=address, user=user))
             listed.row("same", f"{pool}.hosts.{number}", address, f"hosts.{name_of(name)}")
             listed.rows += [

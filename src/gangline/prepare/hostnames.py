@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 
 from gangline.prepare.prepare_step import (
@@ -16,6 +15,7 @@ from gangline.prepare.prepare_step import (
     with_block,
 )
 from gangline.runs.cluster import Host
+from gangline.units import is_address
 
 HOSTS, HOSTNAME = "/etc/hosts", "/etc/hostname"
 LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -72,15 +72,7 @@ def _is_shared(view: StepView, name: str) -> bool:
 
 
 def _is_name(host: Host) -> bool:
-    return LABEL.fullmatch(host.name) is not None and not _is_address(host.name)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+    return LABEL.fullmatch(host.name) is not None and not is_address(host.name)
 
 
 def _renamed(view: StepView, old: str, new: str) -> list[Change]:
@@ -111,7 +103,7 @@ def _not_named(view: StepView) -> tuple[str, ...]:
 
 
 def _has_address(host: Host) -> bool:
-    return _is_address(host.address) and not LOOPBACK.match(host.address)
+    return is_address(host.address) and not LOOPBACK.match(host.address)
 
 
 def _hosts_text(view: StepView, own: str, old: str) -> str:

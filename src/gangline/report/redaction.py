@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gangline.units import is_address
+
 SECRET = "<secret>"  # noqa: S105  (the stand-in)
 LEAST_CHARS = 8
 """A shorter value of a variable is no secret that could be recognised in a text."""
@@ -63,7 +65,7 @@ class Redaction:
         self._names = {
             name: self._stand_in("host", name)
             for name in dict.fromkeys(hosts)
-            if name not in _OWN and not _is_address(name)
+            if name not in _OWN and not is_address(name)
         }
         self._users = {name: self._stand_in("user", name) for name in dict.fromkeys(users) if name not in _OWN}
         self._name_words = _words(self._names)
@@ -115,7 +117,7 @@ class Redaction:
         return self.document(value)
 
     def _key(self, key: str) -> str:
-        return self.text(key) if key in self._names or _is_address(key) else key
+        return self.text(key) if key in self._names or is_address(key) else key
 
     def _value(self, match: re.Match[str]) -> str:
         between = match.groupdict().get("between") or ""
@@ -149,11 +151,3 @@ def _words(names: Iterable[str]) -> re.Pattern[str]:
     """One of the names as a whole word, the longest first."""
     parts = [re.escape(name) for name in sorted(names, key=len, reverse=True)]
     return re.compile(rf"(?<![\w.-])(?:{'|'.join(parts)})(?![\w-])" if parts else r"(?!)")
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
