@@ -6,6 +6,7 @@ import pytest
 
 from tests.lab import conftest as lab_tests
 from tests.slurm.cluster import SlurmLab
+from tests.slurm.user import Account
 
 TIMEOUT_S = 90
 _needs = lab_tests._needs
@@ -40,3 +41,11 @@ def cluster(three_nodes):
     yield three_nodes
     three_nodes.cancel_all()
     assert three_nodes.left() == []
+
+
+@pytest.fixture
+def account(one_cluster):
+    """A user of the cluster of a file, its fixture `one_cluster`; nothing is left on it after each test."""
+    yield Account(one_cluster)
+    one_cluster.cancel_all()
+    assert one_cluster.left() == []

@@ -5,20 +5,12 @@ import json
 import pytest
 
 from tests.slurm.cluster import SlurmLab
-from tests.slurm.user import Account
 
 
 @pytest.fixture(scope="module")
 def one_cluster():
     with SlurmLab(2, accounting=True, ttl_s=600) as lab:
         yield lab
-
-
-@pytest.fixture
-def account(one_cluster):
-    yield Account(one_cluster)
-    one_cluster.cancel_all()
-    assert one_cluster.left() == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 
 from tests.lab.user import JOB, make_model
 from tests.slurm.cluster import SlurmLab
-from tests.slurm.user import Account
 
 pytestmark = pytest.mark.timeout(600)
 SHORT = JOB.replace("steps: 400", "steps: 20")
@@ -33,13 +32,6 @@ def model(tmp_path_factory):
 def one_cluster():
     with SlurmLab(3, gpus={"n0": 2, "n1": 1}, ttl_s=1800) as lab:
         yield lab
-
-
-@pytest.fixture
-def account(one_cluster):
-    yield Account(one_cluster)
-    one_cluster.cancel_all()
-    assert one_cluster.left() == []
 
 
 def lines_of(account, keys):

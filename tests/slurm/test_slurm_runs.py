@@ -21,13 +21,6 @@ def one_cluster():
         yield lab
 
 
-@pytest.fixture
-def account(one_cluster):
-    yield Account(one_cluster)
-    one_cluster.cancel_all()
-    assert one_cluster.left() == []
-
-
 # --- before it begins
 
 
