@@ -17,7 +17,6 @@ PROGRAMS = {
     "channel": "rpc.server:main",
     "foreground": "supervise.foreground:main",
     "host-agent": "supervise.host_agent:main",
-    "prepare-revert-timer": "prepare.revert_timer:timer_main",
     "python": "rpc.attached:python_main",
     "trees": "provision.tree_stream:main",
 }
@@ -35,7 +34,6 @@ ANSWERS = {
     "left": "supervise.left:left",
     "listen": "netprobe.listen:listen",
     "place": "provision.put:place",
-    "prepare": "prepare.preparation:prepare",
     "reach": "netprobe.reach:ask_all",
     "room": "supervise.room:room",
     "reserve": "supervise.leases:reserve",

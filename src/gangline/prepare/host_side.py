@@ -12,6 +12,7 @@ from typing import Any
 
 from gangline.errors import GanglineError, UsageError
 from gangline.prepare.prepare_step import Asks, FileRead, HostReading, PrepareStep, Scope, StepPlan
+from gangline.transport.bootstrap import PREPARE_ARGV, prepare_words
 from gangline.transport.ssh_options import printable, understood
 from gangline.transport.transport import AGENT, Transport
 
@@ -158,7 +159,7 @@ class HostSide:
         password = self._passwords.of(self.name)
         secret = {} if password is None else {"password": password}
         body = json.dumps({**request, **secret}).encode()
-        result = self._transport.run((AGENT, "prepare"), stdin=body, timeout_s=timeout_s)
+        result = self._transport.run((AGENT, *PREPARE_ARGV), stdin=prepare_words() + body, timeout_s=timeout_s)
         with understood(self.name, "the answer of its agent"):
             records = [json.loads(line) for line in result.stdout.splitlines()]
             error = next((each for each in records if each["kind"] == "error"), None)

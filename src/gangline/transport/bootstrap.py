@@ -11,7 +11,7 @@ import io
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gangline.transport.fanout import once
@@ -21,7 +21,7 @@ from gangline.transport.fanout import once
 
 ZIPAPP_MAIN = b"""import sys
 
-from gangline.agent.__main__ import main
+from %b.__main__ import main
 
 sys.exit(main(sys.argv[1:]))
 """
@@ -33,11 +33,32 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)
 def agent_zipapp() -> bytes:
     """gangline/__init__.py and gangline/agent/ as a program for `python FILE VERB`, from the package's own files.
 
+    Without the host half of `gangline prepare`, which is a program of its own.
+    """
+    return _archive("gangline.agent", [each for each in _agent_sources() if not each[0].startswith(PREPARE)])
+
+
+PREPARE = "gangline/agent/prepare/"
+PREPARE_NEEDS = tuple(f"gangline/agent/{name}.py" for name in ("__init__", "bounded", "host_files", "verbs"))
+
+
+def prepare_zipapp() -> bytes:
+    """The host half of `gangline prepare` as a program for `python FILE VERB`."""
+    sources = [each for each in _agent_sources() if each[0].startswith(PREPARE) or each[0] in PREPARE_NEEDS]
+    return _archive("gangline.agent.prepare", sources)
+
+
+def _agent_sources() -> Iterator[tuple[str, bytes]]:
+    return _sources(importlib.resources.files("gangline").joinpath("agent"), "gangline/agent")
+
+
+def _archive(package: str, sources: Iterable[tuple[str, bytes]]) -> bytes:
+    """A zip archive of sources that Python runs, beginning with the main function of a package.
+
     Its members are stored as they are: it travels packed as one, which makes it a quarter smaller than one by one.
     """
-    package = importlib.resources.files("gangline")
-    members = [("__main__.py", ZIPAPP_MAIN), ("gangline/__init__.py", package.joinpath("__init__.py").read_bytes())]
-    members += sorted(_sources(package.joinpath("agent"), "gangline/agent"))
+    init = importlib.resources.files("gangline").joinpath("__init__.py").read_bytes()
+    members = [("__main__.py", ZIPAPP_MAIN % package.encode()), ("gangline/__init__.py", init), *sorted(sources)]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members:
@@ -90,10 +111,11 @@ def load(stream):
     with open("/proc/self/comm", "w") as name:
         name.write("gangline-agent")
 load(sys.stdin.buffer)
-from gangline.agent.__main__ import main
+"""
+"""Takes a program from stdin into a file without a name, from which Python then imports."""
+CHANNEL = """from gangline.agent.__main__ import main
 sys.exit(main(["channel"]))
 """
-"""Takes the agent from stdin into a file without a name, and becomes its channel."""
 
 _EXEC = (
     f"exec sh -c '{_EACH_PYTHON}"
@@ -114,15 +136,29 @@ def remote_command(argv: Sequence[str]) -> str:
 
 
 def first_words() -> bytes:
-    """What is said to a fresh BOOTSTRAP: START, filled up to its length, and the packed agent behind its own length."""
-    agent = packed_agent()
-    return START.encode().ljust(START_BYTES, b"\n") + b"%016d" % len(agent) + agent
+    """What is said to a fresh BOOTSTRAP: the agent, which becomes its channel."""
+    return _said(START + CHANNEL, _packed_agent())
 
 
 @once
-def packed_agent() -> bytes:
-    """The agent as it travels."""
+def _packed_agent() -> bytes:
     return zlib.compress(agent_zipapp(), 9)
+
+
+def _said(start: str, packed: bytes) -> bytes:
+    """The program that takes the rest, filled up to its length, and the packed code behind its own length."""
+    return start.encode().ljust(START_BYTES, b"\n") + b"%016d" % len(packed) + packed
+
+
+PREPARE_ARGV = ("python", "-I", "-S", "-c", f"import sys;exec(sys.stdin.buffer.read({START_BYTES}))")
+"""Words for the agent on a host: runs what `prepare_words` says on stdin; the request follows there."""
+
+
+@once
+def prepare_words() -> bytes:
+    """What is said to PREPARE_ARGV first: the host half of `gangline prepare`, which then answers one request."""
+    main = 'from gangline.agent.prepare.__main__ import main\nsys.exit(main(["answer"]))\n'
+    return _said(START + main, zlib.compress(prepare_zipapp(), 9))
 
 
 def as_text(word: str | os.PathLike[str]) -> str:

@@ -1,5 +1,6 @@
 """From nothing but a login and some Python to an agent that answers."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,17 +12,24 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import HostUnreachable
+from gangline.runs.cluster import Host
 from gangline.transport import bootstrap
 from gangline.transport.bootstrap import (
     BOOTSTRAP,
+    PREPARE_ARGV,
+    PREPARE_NEEDS,
     START,
     START_BYTES,
     _sources,
     agent_zipapp,
     first_words,
+    prepare_words,
+    prepare_zipapp,
     remote_command,
 )
 from gangline.transport.channel import MAGIC
+from gangline.transport.local import LocalTransport
+from gangline.transport.transport import AGENT
 from tests.lab import pythons
 from tests.process.transport.sshd import Sshd
 from tests.process.transport.test_hostile import shells
@@ -89,11 +97,12 @@ def test_a_python3_of_no_use_is_passed_over_for_another(tmp_path, code):
     assert boot(path).stdout.startswith(MAGIC)
 
 
+@pytest.mark.parametrize("zipapp", [agent_zipapp, prepare_zipapp])
 @pytest.mark.parametrize("version", ["3.8", "3.13"])
-def test_every_program_of_the_agent_can_be_loaded_by_other_pythons(tmp_path, version):
+def test_every_program_of_the_agent_can_be_loaded_by_other_pythons(tmp_path, version, zipapp):
     if not pythons.has(version):
         pytest.skip(f"no Python {version} on this machine")
-    (tmp_path / "agent.pyz").write_bytes(agent_zipapp())
+    (tmp_path / "agent.pyz").write_bytes(zipapp())
     program = """
 import importlib, sys, warnings, zipfile
 warnings.simplefilter("error")
@@ -139,9 +148,7 @@ def test_the_same_files_make_the_same_agent():
     assert build() is not build()
 
 
-SUB_ROOMS = {
-    f"gangline/agent/{name}" for name in ("host_facts", "netprobe", "prepare", "provision", "rpc", "supervise")
-}
+SUB_ROOMS = {f"gangline/agent/{name}" for name in ("host_facts", "netprobe", "provision", "rpc", "supervise")}
 
 
 def test_the_agent_holds_its_own_files_only():
@@ -149,6 +156,20 @@ def test_the_agent_holds_its_own_files_only():
     assert {name.rpartition("/")[0] for name in names} == {"", "gangline", "gangline/agent", *SUB_ROOMS}
     assert "gangline/agent/rpc/server.py" in names
     assert len(first_words()) < 125_000  # sent to each host at each connection: 0.1 s at 10 Mbit/s
+
+
+def test_the_host_half_of_prepare_is_a_program_of_its_own():
+    names = zipfile.ZipFile(BytesIO(prepare_zipapp())).namelist()
+    assert {name.rpartition("/")[0] for name in names} == {"", "gangline", "gangline/agent", "gangline/agent/prepare"}
+    assert set(names) & set(zipfile.ZipFile(BytesIO(agent_zipapp())).namelist()) == {
+        "__main__.py",
+        "gangline/__init__.py",
+        *PREPARE_NEEDS,
+    }
+    transport = LocalTransport(Host(name="here", workdir="", python=""))
+    request = {"do": "read", "scope": "user", "files": ["/etc/hostname"]}
+    done = transport.run((AGENT, *PREPARE_ARGV), stdin=prepare_words() + json.dumps(request).encode())
+    assert (json.loads(done.stdout)["kind"], done.stderr) == ("read", "")
 
 
 @pytest.mark.parametrize("how", ["file", "module"])

@@ -7,6 +7,7 @@ import pytest
 
 from gangline.prepare.host_side import NEEDS_PASSWORD, HostSide, Passwords
 from gangline.prepare.prepare_step import Asks, PrepareStep, StepPlan
+from gangline.transport.bootstrap import prepare_words
 
 
 class Host:
@@ -17,7 +18,7 @@ class Host:
         self.scopes = []
 
     def run(self, argv, *, stdin, timeout_s):
-        request = json.loads(stdin)
+        request = json.loads(stdin[len(prepare_words()) :])
         self.scopes.append(request["scope"])
         if request["scope"] == "root" and request.get("password") != self.password:
             record = {"kind": "error", "what": NEEDS_PASSWORD, "seen": "", "fix": ""}

@@ -25,13 +25,13 @@ READY_S = 20.0
 PAUSE_S = 0.1
 PROGRAM = "agent.pyz"
 SYSTEMD = Path("/run/systemd/system")
-MAIN = b"import sys\n\nfrom gangline.agent.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
+MAIN = b"import sys\n\nfrom gangline.agent.prepare.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
 
 def start(folder: Path, txn: str, *, root: Path) -> None:
     """Start the timer of a transaction in the journal, and wait until it watches; raises VerbFailed, OSError."""
     write_whole(folder / PROGRAM, agent_program())
-    argv = [sys.executable, "-I", "-S", str(folder / PROGRAM), "prepare-revert-timer", str(folder), txn, str(root)]
+    argv = [sys.executable, "-I", "-S", str(folder / PROGRAM), "revert-timer", str(folder), txn, str(root)]
     if not (os.geteuid() == 0 and root == Path("/") and _by_systemd(argv, txn)):
         _orphan(argv)
     deadline = time.monotonic() + stretched(READY_S)
@@ -76,7 +76,7 @@ def _orphan(argv: List[str]) -> None:
 
 
 def agent_program() -> bytes:
-    """The agent's own code as a program for `python FILE VERB`: from the archive that runs now, or from its folder."""
+    """Our own code as a program for `python FILE VERB`: the archive that runs now, or one made of its folder."""
     archive = getattr(gangline.__loader__, "archive", None)
     if archive:
         return Path(archive).read_bytes()
@@ -116,7 +116,7 @@ def release(folder: Path, txn: str) -> None:
 
 
 def timer_main(argv: List[str]) -> int:
-    """`prepare-revert-timer FOLDER TXN ROOT`: wait, and take the change back."""
+    """`revert-timer FOLDER TXN ROOT`: wait, and take the change back."""
     from gangline.agent.prepare.preparation import expire
 
     folder, txn, root = Path(argv[0]), argv[1], Path(argv[2])

@@ -30,7 +30,7 @@ PROGRAM = (
     "import os,sys;os.write(1,b'gangline-root-ready\\n');"
     "r=lambda n:sys.stdin.buffer.read(n);c=r(int(r(16)));d=os.memfd_create('gangline-agent',0);"
     "f=open(d,'wb',closefd=False);f.write(c);f.flush();sys.path.insert(0,'/proc/self/fd/%d'%d);"
-    "from gangline.agent.__main__ import main;os._exit(main(['prepare']))"
+    "from gangline.agent.prepare.__main__ import main;os._exit(main(['answer']))"
 )
 
 

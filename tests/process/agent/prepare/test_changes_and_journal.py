@@ -18,7 +18,7 @@ import pytest
 
 from tests.waiting import wait_until
 
-ARGV = [sys.executable, "-m", "gangline.agent", "prepare"]
+ARGV = [sys.executable, "-m", "gangline.agent.prepare", "answer"]
 
 
 def start(root, request):
@@ -298,7 +298,7 @@ def timers(root):
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if b"prepare-revert-timer" in words and os.fsencode(root) in b" ".join(words):
+            if b"revert-timer" in words and os.fsencode(root) in b" ".join(words):
                 found.append(words)
     return found
 
@@ -346,7 +346,7 @@ def test_a_timer_that_died_is_replaced_by_the_next_call(root):
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if b"prepare-revert-timer" in words and os.fsencode(root) in b" ".join(words):
+            if b"revert-timer" in words and os.fsencode(root) in b" ".join(words):
                 os.kill(int(path.parent.name), signal.SIGKILL)
     wait_until(lambda: not timers(root), "the timer ends")
     assert standing(root) == []
