@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gangline.cli.options import AsJson, ClusterFile, argument
+from gangline.cli.options import AsJson, ClusterFile, argument, option
 from gangline.cli.output import Terminal, print_answer, print_data, print_json
 from gangline.context import cluster_file, default_home
 from gangline.errors import GanglineError, UsageError
@@ -43,6 +44,10 @@ def command(  # noqa: PLR0913  (options of a command line)
         bool, typer.Option("--undo", help="take the changes of STEP back, or all of them: --undo all")
     ] = False,
     status: Annotated[bool, typer.Option("--status", help="list the changes that stand on the hosts")] = False,
+    commands: Annotated[
+        Path | None,
+        option("write the changes as a shell script per host into this new folder (-: stdout), and make none", "DIR"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change hosts so that they can train together. Shows every file and command first, and asks; each change is
@@ -57,8 +62,15 @@ def command(  # noqa: PLR0913  (options of a command line)
     if undo and status:
         raise UsageError("--undo and --status are two things", fix="gangline prepare --status")
     console = _PrepareTerminal(as_json=as_json)
+    if commands and (undo or status or yes):
+        raise UsageError("--commands writes files and changes no host", fix="gangline prepare --commands DIR")
     asked = prepare_hosts.PrepareQuestion(
-        home=default_home(), words=tuple(words or ()), cluster=cluster_file(cluster), yes=yes, dry_run=dry_run
+        home=default_home(),
+        words=tuple(words or ()),
+        cluster=cluster_file(cluster),
+        yes=yes,
+        dry_run=dry_run or commands is not None,
+        commands=commands,
     )
     if status:
         standing = prepare_hosts.status(asked, console=console)

@@ -21,6 +21,8 @@ from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.init.dependencies import InitConsole, Scan, says_yes, scan, scan_all, trust
 from gangline.init.dependencies import show as show_keys
 from gangline.prepare.change_view import plan_json, plan_lines, undo_lines
+from gangline.prepare.export_folder import STDOUT, require_new_folder, write_files
+from gangline.prepare.host_scripts import MACHINE_ID, host_script
 from gangline.prepare.host_side import HostSide, Passwords, Undoable, new_txn
 from gangline.prepare.prepare_step import Asks, HostReading, PrepareStep, Scope, StepPlan, StepView
 from gangline.prepare.ssh_access import ACCESS, HERE_ASKS, KEY, plan_here
@@ -65,6 +67,8 @@ class PrepareQuestion:
     cluster: Path | None = None
     yes: bool = False
     dry_run: bool = False
+    commands: Path | None = None
+    """A folder for a script per host, instead of any change; `-` for stdout."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +125,8 @@ def prepare(
     Raises UsageError for words that nobody knows and for a no, HostUnreachable where no host answers, GanglineError
     where a change failed: then nothing of that step stands on that host.
     """
+    if asked.commands is not None:
+        require_new_folder(asked.commands)
     cluster = _cluster(asked, console, logins)
     steps, hosts = chosen([name_of(word) for word in asked.words], cluster)
     with contextlib.ExitStack() as stack:
@@ -142,6 +148,9 @@ def prepare(
         for name in hosts:
             if name in session.readings:
                 session.found.plans[name] = session.plans(cluster.host(name), steps)
+        if asked.commands is not None:
+            _export(asked, session, console)
+            return session.found
         _show(session.found, console)
         if session.found.num_changes and _may_change(session.found, asked, console):
             for name in session.found.plans:
@@ -365,6 +374,26 @@ def _show(found: Prepared, console: PrepareConsole) -> None:
         console.report(f"{host}: left as it is: {why}")
     if not found.num_changes:
         console.report("nothing has to be changed")
+
+
+def _export(asked: PrepareQuestion, session: _Session, console: PrepareConsole) -> None:
+    """The changes as files, instead of making them."""
+    found, folder = session.found, asked.commands
+    found.dry_run = True
+    for host, why in found.failed.items():
+        console.report(f"{host}: left out: {why}")
+    scripts = {
+        f"{host}.sh": text
+        for host, plans in found.plans.items()
+        if (text := host_script(host, plans, session.sides[host].read(Asks(files=(MACHINE_ID,)))))
+    }
+    if not scripts:
+        console.report("nothing has to be changed")
+    elif folder == STDOUT:
+        console.show([line for text in scripts.values() for line in text.splitlines()])
+    elif folder is not None:
+        write_files(folder, scripts)
+        console.report(f"wrote {_counted(len(scripts), 'script')} into {folder}; each begins with how to run it")
 
 
 def _may_change(found: Prepared, asked: PrepareQuestion, console: PrepareConsole) -> bool:
