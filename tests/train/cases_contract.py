@@ -35,11 +35,11 @@ OUTER = StrategyJob(inner_steps=1, payload="fp32", outer=OuterJob(learning_rate=
 
 
 def _job(**changes):
-    return make_job(dropout=0.0, strategy=OUTER, **changes)
+    return make_job(dropout=0.0, strategy=OUTER, batch=5, **changes)
 
 
 def _alone(job, **more):
-    return make_session(job, make_world([10], rank=0, strategy="single"), **more)
+    return make_session(job, make_world([5], rank=0, strategy="single"), **more)
 
 
 def _accumulate(session, step: int) -> float:
@@ -192,7 +192,7 @@ def averaging():
     )
     with mock.patch("gangline.plugins.find_plugins", return_value=(plugin,)):
         session = make_session(
-            _job(precision="fp32"), make_world([6, 4], rank=dist.get_rank(), strategy="averaging"), num_evaluation=0
+            _job(precision="fp32"), make_world([3, 2], rank=dist.get_rank(), strategy="averaging"), num_evaluation=0
         )
         _, captured = run_loop(session)
     weights = torch.cat([each.detach().flatten() for each in trainable(session.model).values()])

@@ -11,18 +11,18 @@ from tests.train.bodies import address
 from tests.train.tolerances import FP32, FP32_GRADIENT, FP64, NORM
 
 GANGS = {
-    "single": {"shares": [10]},
-    "ddp": {"shares": [5, 3, 2]},
-    "fsdp": {"shares": [7, 3]},
-    "hsdp": {"shares": [1, 2, 3, 4]},
-    "tp": {"shares": [6, 4]},
-    "pipeline": {"shares": [1, 1, 1, 1], "rows": [7, 3]},
-    "zero-1": {"shares": [7, 3]},
-    "zero-2": {"shares": [3, 7]},
-    "zero-3": {"shares": [7, 3]},
-    "local-sgd": {"shares": [7, 3], "hosts": ["pc0", "pc0"]},
+    "single": {"shares": [5]},
+    "ddp": {"shares": [2, 2, 1]},
+    "fsdp": {"shares": [4, 1]},
+    "hsdp": {"shares": [1, 1, 1, 2]},
+    "tp": {"shares": [3, 2]},
+    "pipeline": {"shares": [1, 1, 1, 1], "rows": [4, 1]},
+    "zero-1": {"shares": [4, 1]},
+    "zero-2": {"shares": [1, 4]},
+    "zero-3": {"shares": [3, 2]},
+    "local-sgd": {"shares": [3, 2], "hosts": ["pc0", "pc0"]},
 }
-"""Shares of ranks; of tp those of hosts with two ranks each, of pipelines layers (and shares of two of them)."""
+"""Shares of ranks; they add up to the five rows of a step; of tp those of hosts with two ranks each, of pipelines layers (and shares of two of them)."""
 DEEPSPEED = ("zero-1", "zero-2", "zero-3")
 """They have no fp64, so they are compared in fp32."""
 
