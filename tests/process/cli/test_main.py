@@ -159,6 +159,7 @@ def test_the_list_of_verbs_is_the_table(capsys: pytest.CaptureFixture[str]) -> N
         assert main(words) == 0
         assert capsys.readouterr().out == help_text()
     assert all(f"  {verb} " in help_text() for verb in VERBS)
+    assert max(map(len, help_text().splitlines())) <= 80
 
 
 def test_importing_gangline_imports_nothing_else() -> None:
