@@ -109,6 +109,26 @@ def seconds_until_login(lab, host):
     return time.monotonic() - start
 
 
+def prepare_lock_out(lab, host, case, *, revert_s):
+    """The same by the engine of `gangline prepare`; what the user is told."""
+    return lab.user.call(
+        "tests.bare.cases_lockout:prepare",
+        rows=case.rows,
+        reload=case.reload,
+        host=host.name,
+        password=host.password,
+        revert_s=revert_s,
+    )
+
+
+def until_as(before, host):
+    """What is still not as before, once time has run out."""
+    deadline = time.monotonic() + BACK_S
+    while (left := differences(before, host.snapshot(), ignore=LEFT_BY_PREPARE)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=[] if each in SHORT else pytest.mark.slow) for each in CASES]
@@ -130,20 +150,31 @@ def test_a_lock_out_by_hand_stays_and_one_by_prepare_is_taken_back(bare, name, r
     assert differences(before, pc1.snapshot()) == []
 
     seen = pc1.snapshot()
-    told = lab.user.call(
-        "tests.bare.cases_lockout:prepare",
-        rows=case.rows,
-        reload=case.reload,
-        host="pc1",
-        password=pc1.password,
-        revert_s=REVERT_S,
-    )
+    told = prepare_lock_out(lab, pc1, case, revert_s=REVERT_S)
     assert told["failed"], told
     record_property("back_after_s", round(seconds_until_login(lab, pc1), 1))
-    deadline = time.monotonic() + BACK_S
-    while (left := differences(seen, pc1.snapshot(), ignore=LEFT_BY_PREPARE)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert left == []
+    assert until_as(seen, pc1) == []
+    status = lab.user.run([*GANGLINE, "prepare", "--status", "--json"], timeout_s=60)
+    assert "lockout" not in status.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_host_that_is_restarted_before_the_answer_takes_the_change_back_at_boot(bare, record_property):
+    """Its timer has ten minutes, and ends with the restart."""
+    case = CASES["nftables without a rule for ssh"]
+    lab = bare({"pc1": BareKind(firewall=case.firewall)})
+    pc1 = lab["pc1"]
+    lab.let_in_by_key()
+    lab.user.check([*GANGLINE, "init", "pc1", "--yes"], timeout_s=90)
+    before = pc1.snapshot()
+    told = prepare_lock_out(lab, pc1, case, revert_s=600.0)
+    assert told["failed"], told
+    assert not lab.can_log_in(pc1, key=True)
+    pc1.reboot()
+    record_property("back_after_boot_s", round(seconds_until_login(lab, pc1), 1))
+    assert until_as(before, pc1) == []
+    pc1.reboot()
+    assert pc1.run(["systemctl", "list-units", "--all", "--plain", "--no-legend", "gangline-*"]).stdout == ""
     status = lab.user.run([*GANGLINE, "prepare", "--status", "--json"], timeout_s=60)
     assert "lockout" not in status.stdout
 

@@ -14,6 +14,7 @@ from gangline.agent.verbs import answer
 
 PROGRAMS = {
     "answer": "preparation:prepare",
+    "revert-at-boot": "revert_timer:boot_main",
     "revert-timer": "revert_timer:timer_main",
 }
 """`answer` takes a JSON request on stdin (`gangline.agent.verbs`); the others are called as `function(argv) -> int`."""

@@ -214,6 +214,8 @@ def _taken_back(error: Exception, txn: str, place: _Place) -> VerbFailed:
     """Take back what was made of a transaction; the error for the user says how it stands."""
     begun = [each for each in place.journal.transactions() if each.txn == txn]
     left = _revert(begun[0], place.journal, place.root) if begun else []
+    if not left:
+        revert_timer.forget(txn)
     record = error.record if isinstance(error, VerbFailed) else {"what": _system_words(error), "seen": "", "fix": ""}
     what = "nothing was changed" if not left else "taken back, but for {}".format(", ".join(left))
     return VerbFailed(record["what"], "; ".join(filter(None, [record["seen"], what])), record["fix"])
@@ -248,6 +250,7 @@ def recover(journal: Journal, root: Path) -> List[str]:
             _revert(transaction, journal, root, force=transaction.timer == "waiting")
             if transaction.timer == "waiting":
                 journal.append({"kind": "expired", "txn": transaction.txn, "when": now()})
+            revert_timer.forget(transaction.txn)
             found.append(transaction.step)
     return found
 
@@ -259,6 +262,7 @@ def expire(journal: Journal, root: Path, txn: str) -> None:
         if transaction.timer == "waiting":
             _revert(transaction, journal, root, force=True)
             journal.append({"kind": "expired", "txn": txn, "when": now()})
+        revert_timer.forget(txn)
 
 
 def _revert(transaction: Transaction, journal: Journal, root: Path, *, force: bool = False) -> List[str]:

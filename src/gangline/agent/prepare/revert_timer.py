@@ -1,7 +1,8 @@
 """The timer of a change that may lock out: takes it back on this host unless somebody confirms it in time.
 
 It is a process and a session of its own, and runs the agent from a file beside the journal: neither the end of the
-connection nor that of the login ends it. `systemd-run` starts it where systemd is there, outside of the login.
+connection nor that of the login ends it. `systemd-run` starts it where systemd is there, outside of the login. A unit
+that lies there as long as the timer does the same after a restart of the host.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import List
+from typing import List, Tuple
 
 import gangline
 from gangline.agent.bounded import run, stretched
-from gangline.agent.host_files import write_whole
+from gangline.agent.host_files import sync, write_whole
 from gangline.agent.prepare.change_journal import Journal, try_lock
 from gangline.agent.verbs import VerbFailed
 
@@ -25,6 +26,29 @@ READY_S = 20.0
 PAUSE_S = 0.1
 PROGRAM = "agent.pyz"
 SYSTEMD = Path("/run/systemd/system")
+UNITS = Path("/etc/systemd/system")
+AT_BOOT = """\
+# A change of gangline prepare waits to be confirmed. This file goes away with the answer.
+[Unit]
+Description=Take back a change of gangline prepare that nobody confirmed before the restart
+DefaultDependencies=no
+After=sysinit.target network.target {after}
+
+[Service]
+Type=oneshot
+ExecStart={python} -I -S {program} revert-at-boot {folder} {txn} {root}
+"""
+SERVICES = (
+    "dbus",
+    "systemd-networkd",
+    "NetworkManager",
+    "nftables",
+    "ufw",
+    "firewalld",
+    "ssh",
+    "sshd",
+)
+"""They have to run before what put a change into force can be taken back."""
 MAIN = b"import sys\n\nfrom gangline.agent.prepare.__main__ import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
 
@@ -32,7 +56,10 @@ def start(folder: Path, txn: str, *, root: Path) -> None:
     """Start the timer of a transaction in the journal, and wait until it watches; raises VerbFailed, OSError."""
     write_whole(folder / PROGRAM, agent_program())
     argv = [sys.executable, "-I", "-S", str(folder / PROGRAM), "revert-timer", str(folder), txn, str(root)]
-    if not (os.geteuid() == 0 and root == Path("/") and _by_systemd(argv, txn)):
+    is_system = os.geteuid() == 0 and root == Path("/") and SYSTEMD.is_dir()
+    if is_system:
+        _also_at_boot(folder, txn, root)
+    if not (is_system and _by_systemd(argv, txn)):
         _orphan(argv)
     deadline = time.monotonic() + stretched(READY_S)
     while not is_alive(folder, txn):
@@ -47,13 +74,36 @@ def start(folder: Path, txn: str, *, root: Path) -> None:
 
 def _by_systemd(argv: List[str], txn: str) -> bool:
     """Whether systemd started it: then it is no process of the login, which may be ended with all of its processes."""
-    if not SYSTEMD.is_dir():
-        return False
     try:
         unit = "--unit=gangline-revert-{}".format(txn)
         return run(["systemd-run", "--quiet", "--collect", unit, "--", *argv]).returncode == 0
     except OSError:
         return False
+
+
+def _boot_files(txn: str) -> Tuple[Path, Path]:
+    """The unit that takes a transaction back at the next boot, and the link by which systemd wants it."""
+    name = "gangline-revert-{}.service".format(txn)
+    return UNITS / name, UNITS / "multi-user.target.wants" / name
+
+
+def _also_at_boot(folder: Path, txn: str, root: Path) -> None:
+    """Have systemd take the transaction back if the host restarts first; it reads the unit then, not now."""
+    unit, link = _boot_files(txn)
+    words = {"python": sys.executable, "program": folder / PROGRAM, "folder": folder, "txn": txn, "root": root}
+    text = AT_BOOT.format(after=" ".join(name + ".service" for name in SERVICES), **words)
+    link.parent.mkdir(exist_ok=True)
+    write_whole(unit, text.encode())
+    link.symlink_to(unit)
+    sync(unit.parent)
+    sync(link.parent)
+
+
+def forget(txn: str) -> None:
+    """The transaction is confirmed or taken back: the next boot has nothing to do."""
+    for path in _boot_files(txn):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _orphan(argv: List[str]) -> None:
@@ -111,6 +161,7 @@ def is_alive(folder: Path, txn: str) -> bool:
 
 def release(folder: Path, txn: str) -> None:
     """Let the timer end at once; the journal says already that the change is kept."""
+    forget(txn)
     if is_alive(folder, txn):
         _release_path(folder, txn).touch(mode=0o600)
 
@@ -132,6 +183,16 @@ def timer_main(argv: List[str]) -> int:
     for path in (_release_path(folder, txn), _lock_path(folder, txn)):
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
+    return 0
+
+
+def boot_main(argv: List[str]) -> int:
+    """`revert-at-boot FOLDER TXN ROOT`: take the change back unless it was confirmed, or its timer still watches."""
+    from gangline.agent.prepare.preparation import expire
+
+    folder, txn, root = Path(argv[0]), argv[1], Path(argv[2])
+    if not is_alive(folder, txn):
+        expire(Journal(folder), root, txn)
     return 0
 
 
