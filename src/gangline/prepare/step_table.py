@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gangline.errors import UsageError
 from gangline.prepare.firewall_rules import FIREWALL
+from gangline.prepare.fixed_address import ADDRESS
 from gangline.prepare.hostnames import NAMES
 from gangline.prepare.no_suspend import SLEEP
 from gangline.prepare.prepare_step import PrepareStep
@@ -16,7 +17,7 @@ from gangline.prepare.ssh_hardening import SSHD
 from gangline.prepare.time_service import CLOCK
 from gangline.runs.cluster import Cluster
 
-STEPS: tuple[PrepareStep, ...] = (ACCESS, NAMES, CLOCK, SLEEP, LIMITS, FIREWALL, SSHD)
+STEPS: tuple[PrepareStep, ...] = (ACCESS, ADDRESS, NAMES, CLOCK, SLEEP, LIMITS, FIREWALL, SSHD)
 
 
 def chosen(words: Sequence[str], cluster: Cluster) -> tuple[tuple[PrepareStep, ...], tuple[str, ...]]:
