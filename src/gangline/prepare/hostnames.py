@@ -48,7 +48,8 @@ def plan(view: StepView) -> StepPlan:
     return StepPlan(
         changes=tuple(changes),
         reason="; ".join(reasons),
-        risk="the addresses of cluster.yaml are written down: give each host a fixed one (a lease of the router) first"
+        risk="the addresses of cluster.yaml are written down: give each host a fixed one first (a lease of the "
+        "router, or gangline prepare address)"
         if changes
         else "",
         remains=_not_named(view),
