@@ -32,7 +32,8 @@ def command(  # noqa: PLR0913  (options of a command line)
         list[str] | None,
         argument(
             "STEP | HOST",
-            "steps (access, names, clock, sleep, limits, firewall, sshd) and hosts; by default all of both but sshd",
+            "steps (access, address, names, clock, sleep, limits, firewall, sshd) and hosts; by default "
+            "all of both but address and sshd",
         ),
     ] = None,
     cluster: ClusterFile = None,

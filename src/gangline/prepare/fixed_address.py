@@ -47,7 +47,7 @@ ASKS = Asks(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostLink:
+class ClusterInterface:
     """The interface of a host that has the host's address in the cluster, as the kernel says."""
 
     name: str
@@ -71,7 +71,7 @@ class AddressSettings:
     mtu: int | None = None
 
 
-def link_of(reading: HostReading, address: str) -> HostLink | None:
+def link_of(reading: HostReading, address: str) -> ClusterInterface | None:
     """The interface with the address; for a name in its place, the one of the default route."""
     rows = _rows(reading.output("links"))
     device = None if is_address(address) else _default_route(reading).get("dev")
@@ -79,7 +79,7 @@ def link_of(reading: HostReading, address: str) -> HostLink | None:
         for each in row.get("addr_info", ()):
             is_it = each["local"] == address or (row["ifname"] == device and each["family"] == "inet")
             if is_it and row["ifname"] != "lo":
-                return HostLink(
+                return ClusterInterface(
                     name=row["ifname"],
                     index=row["ifindex"],
                     mac=row.get("address", ""),
@@ -102,7 +102,7 @@ def _default_route(reading: HostReading) -> dict[str, Any]:
     return next(iter(_rows(reading.output("default routes"))), {})
 
 
-def _wanted(view: StepView, link: HostLink) -> AddressSettings | None:
+def _wanted(view: StepView, link: ClusterInterface) -> AddressSettings | None:
     """What has to be different; None: nothing."""
     mtu = _smaller_mtu(view, link)
     if not link.is_lease:
@@ -120,7 +120,7 @@ def _wanted(view: StepView, link: HostLink) -> AddressSettings | None:
     )
 
 
-def _smaller_mtu(view: StepView, link: HostLink) -> int | None:
+def _smaller_mtu(view: StepView, link: ClusterInterface) -> int | None:
     """The MTU that every other host takes, too, where ours is larger."""
     others = [
         link_of(reading, host.address)
@@ -134,7 +134,7 @@ def _smaller_mtu(view: StepView, link: HostLink) -> int | None:
 # The services, each with the files that it reads and the commands that put them into force.
 
 
-def _netplan(reading: HostReading, link: HostLink, wanted: AddressSettings) -> tuple[Change, ...] | str:
+def _netplan(reading: HostReading, link: ClusterInterface, wanted: AddressSettings) -> tuple[Change, ...] | str:
     path = _netplan_path(reading)
     defined = reading.output(f"netplan {link.name}")
     if not defined or defined == "null":
@@ -159,7 +159,7 @@ def _netplan_path(reading: HostReading) -> str:
     return f"{NETPLAN}/{'99' if max(names, default='') < '99-gangline' else 'zz'}-gangline.yaml"
 
 
-def _networkd(reading: HostReading, link: HostLink, wanted: AddressSettings) -> tuple[Change, ...] | str:
+def _networkd(reading: HostReading, link: ClusterInterface, wanted: AddressSettings) -> tuple[Change, ...] | str:
     path = _drop_in(reading, link)
     if not path:
         return f"networkd reads no file for {link.name}: networkctl status {link.name}"
@@ -173,7 +173,7 @@ def _networkd(reading: HostReading, link: HostLink, wanted: AddressSettings) -> 
     return activated(activated((change,), ("networkctl", "reload")), ("networkctl", "reconfigure", link.name))
 
 
-def _drop_in(reading: HostReading, link: HostLink) -> str:
+def _drop_in(reading: HostReading, link: ClusterInterface) -> str:
     """Where a drop-in of the file lies by which networkd knows the interface; "" where there is none."""
     for row in reading.output("networkd files").splitlines():
         place, _, file = row.partition(":NETWORK_FILE=")
@@ -182,7 +182,7 @@ def _drop_in(reading: HostReading, link: HostLink) -> str:
     return ""
 
 
-def _network_manager(reading: HostReading, link: HostLink, wanted: AddressSettings) -> tuple[Change, ...] | str:
+def _network_manager(reading: HostReading, link: ClusterInterface, wanted: AddressSettings) -> tuple[Change, ...] | str:
     uuid, path = _profile(reading, link)
     if not path.startswith(PROFILES):
         return (
@@ -201,7 +201,7 @@ def _network_manager(reading: HostReading, link: HostLink, wanted: AddressSettin
     )
 
 
-def _profile(reading: HostReading, link: HostLink) -> tuple[str, str]:
+def _profile(reading: HostReading, link: ClusterInterface) -> tuple[str, str]:
     """The UUID and the file of the profile that is active on the interface."""
     for row in reading.output("profiles").splitlines():
         device, _, rest = row.partition(":")
@@ -237,10 +237,10 @@ def _keyfile(text: str, wanted: AddressSettings) -> str | None:
     return MARK + stream.getvalue()
 
 
-Service = Callable[[HostReading, HostLink, AddressSettings], tuple[Change, ...] | str]
+Service = Callable[[HostReading, ClusterInterface, AddressSettings], tuple[Change, ...] | str]
 
 
-def _service(reading: HostReading, link: HostLink) -> Service | None:
+def _service(reading: HostReading, link: ClusterInterface) -> Service | None:
     """The service that gives this host its addresses; netplan writes files for the other two, and stands above them."""
     if reading.has("netplan") and any(name.endswith(".yaml") for name in reading.folders[NETPLAN] or ()):
         return _netplan
