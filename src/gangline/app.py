@@ -175,9 +175,9 @@ def begin(layout: RunLayout, console: Console, deps: Dependencies) -> None:
         starting(cluster, home=layout.root, console=console, deps=deps) as (cluster, context),
     ):
         if command is not None:
-            inspection = _inspected(cluster, context)
-            claim(cluster, context)
-            write_documents(layout, {**inspection.documents(), "cluster": cluster.to_json()})
+            inspection = _inspected(command.on(cluster), context)
+            claim(inspection.cluster, context)
+            write_documents(layout, {**inspection.documents(), "cluster": inspection.cluster.to_json()})
             start_command(layout, command, equip(inspection, context), 1, context)
             return
         decision = _startable(Job.load(layout.job), cluster, context, force=force)
@@ -205,10 +205,10 @@ def run(
         return _submitted(record.name, cluster, context, {"command": record.to_json()})
     documents = {} if trial is None else {"trial": dict(trial)}
     with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
-        inspection = _inspected(cluster, context)
-        claim(cluster, context)
+        inspection = _inspected(record.on(cluster), context)
+        claim(inspection.cluster, context)
         with (
-            _new_run(record.name, cluster, context, inspection.documents() | documents) as layout,
+            _new_run(record.name, inspection.cluster, context, inspection.documents() | documents) as layout,
             slots_held(_slots_of(record, layout, inspection, context), context),
         ):
             start_command(layout, record, equip(inspection, context), 1, context)
@@ -306,6 +306,7 @@ def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Cont
 def _resume_command(run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, context: Context) -> None:
     """Start the user's command again, with the flag that makes it resume."""
     require_resumable(run.layout.run_id, record)
+    cluster = record.on(cluster)
     inspection = _inspected(cluster, context)
     claim(cluster, context)
     with preparing(run.layout, next_state(ended), before=ended):
@@ -393,6 +394,7 @@ def rehearse_resume(
 
 
 def _command_lines(record: CommandRecord, run_id: str, attempt: int, cluster: Cluster, context: Context) -> list[str]:
+    cluster = record.on(cluster)
     inspection = _inspected(cluster, context)
     gang = command_gang(cluster, run_id, attempt)
     return printed(render(preview(inspection, context), gang, context, program=program_of(record, gang)))

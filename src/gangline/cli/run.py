@@ -68,6 +68,8 @@ def command(  # noqa: PLR0913  (options of a command line)
         restarts=restarts,
     )
     console = Terminal()
+    for number, line in enumerate(record.notes):
+        console.report(f"  {line}" if number else line)
     if dry_run:
         print_data(app.rehearse_command(record, home=home, cluster_path=path, console=console))
         return

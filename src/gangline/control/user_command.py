@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from gangline.context import Context
 from gangline.errors import UsageError
+from gangline.launch.launchers.launcher_table import take_off
+from gangline.launch.launchers.taking_off import RankPlaces
 from gangline.launch.program import Again, Program, StallWatch, require_runnable
 from gangline.provision.code import lay_out, place_project, preview_project
 from gangline.provision.console import Console
@@ -42,6 +45,12 @@ class CommandRecord(Record):
     """stop: end the run as failed."""
     restarts: int = 0
     """Maximum number of automatic restarts after a failure, for each `run` or `resume`."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that the launchers in front of the program would set."""
+    placement: RankPlaces | None = None
+    """Where they would put ranks; None: one in each slot of the cluster."""
+    notes: tuple[str, ...] = ()
+    """What became of those launchers and their options, for the user; (): there was none."""
 
     @property
     def name(self) -> str:
@@ -52,6 +61,10 @@ class CommandRecord(Record):
     def words_of(self, attempt: int) -> tuple[str, ...]:
         """The command of one attempt."""
         return self.words if attempt == 1 else (*self.words, *(self.resume_words or ()))
+
+    def on(self, cluster: Cluster) -> Cluster:
+        """The part of a cluster that its ranks run on; raises UsageError where the cluster lacks what it asks for."""
+        return cluster if self.placement is None else self.placement.on(cluster)
 
     @property
     def stall(self) -> StallWatch | None:
@@ -71,9 +84,13 @@ def draft(words: tuple[str, ...], *, folder: Path, resume_flag: str | None = Non
     """The record before the folder is copied; raises UsageError for a command that cannot be a rank's program.
 
     folder: copied to every host; the command runs in it. resume_flag: options that are appended on a restart. choices:
-    the other fields of the record.
+    the other fields of the record. Launchers in front of the program are taken off.
     """
+    taken = take_off(words, folder=folder, variables=os.environ)
+    words = taken.words
     require_runnable(words)
+    choices = {"env": taken.env, "placement": taken.placement, "notes": taken.notes, **choices}
+    choices["restarts"] = choices.get("restarts") or taken.restarts
     resume_words = None if resume_flag is None else _split(resume_flag)
     return CommandRecord(words=words, resume_words=resume_words, folder=str(folder.absolute()), project={}, **choices)
 
@@ -116,7 +133,9 @@ def preview_project_of(record: CommandRecord, *, console: Console) -> CommandRec
 def program_of(record: CommandRecord, gang: Gang) -> Program:
     """The program of every rank of an attempt; it runs in the run's copy of the folder."""
     folder = RunLayout(Path(), gang.run_id).project
-    return Program(kind="command", argv=record.words_of(gang.attempt), cwd=str(folder), stall=record.stall)
+    return Program(
+        kind="command", argv=record.words_of(gang.attempt), cwd=str(folder), stall=record.stall, env=record.env
+    )
 
 
 def again_of(record: CommandRecord, gang: Gang) -> Again | None:

@@ -4,7 +4,8 @@
 
 A file of its own beside the host agent's, because the environment that runs it need not know gangline. What the program
 prints goes to FOLDER/rank-<r>.log, both streams in the order in which they are written. A Python program writes its
-stacks to FOLDER/rank-<r>.stacks when it is asked (rank_stacks.py).
+stacks to FOLDER/rank-<r>.stacks when it is asked (rank_stacks.py). It finds its number under the names that other
+launchers use, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,21 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import List
+from typing import Dict, List
+
+NAMES: Dict[str, str] = {
+    "RANK": "OMPI_COMM_WORLD_RANK PMI_RANK MV2_COMM_WORLD_RANK SLURM_PROCID",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE PMI_SIZE MV2_COMM_WORLD_SIZE SLURM_NTASKS SLURM_NPROCS",
+    "LOCAL_RANK": (
+        "OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_NODE_RANK MPI_LOCALRANKID MV2_COMM_WORLD_LOCAL_RANK SLURM_LOCALID"
+    ),
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALNRANKS MV2_COMM_WORLD_LOCAL_SIZE LOCAL_SIZE",
+    "GROUP_RANK": "NODE_RANK SLURM_NODEID CROSS_RANK",
+    "GROUP_WORLD_SIZE": "SLURM_NNODES SLURM_JOB_NUM_NODES CROSS_SIZE",
+}
+"""A variable of torchrun -> its names under OpenMPI, MPICH, Intel MPI, MVAPICH, Slurm, DeepSpeed and Lightning. Inside
+a job of Slurm they replace those of the step, which has one task per host.
+"""
 
 
 def main(argv: List[str]) -> int:
@@ -27,6 +42,7 @@ def main(argv: List[str]) -> int:
         os.dup2(log, stream)
     _write_pid(Path(folder, f"rank-{rank}.pid"))
     _let_say_where(folder, rank)
+    _name_in_other_ways()
     try:
         os.execvp(program[0], program)  # noqa: S606  (no shell is wanted)
     except OSError as error:
@@ -49,6 +65,12 @@ def _let_say_where(folder: str, rank: str) -> None:
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{own}{os.pathsep}{before}" if before else str(own)
         os.environ["GANGLINE_STACKS"] = f"{folder}/rank-{rank}.stacks"
+
+
+def _name_in_other_ways() -> None:
+    for variable, names in NAMES.items():
+        if variable in os.environ:
+            os.environ.update(dict.fromkeys(names.split(), os.environ[variable]))
 
 
 if __name__ == "__main__":
