@@ -46,6 +46,21 @@ KINDS = (
     "rank",
     "controller",
 )
+STOPPED = frozenset({"stopped"})
+EXPECTED = {"end": {"finished"}, "rank": {"failed"}, "batch": {"failed", "lost", "stopped"}}
+"""The phases that a run of a kind ends in; STOPPED for the others."""
+RECORDS = (
+    "slurm-*.log",
+    "slurm.json",
+    "state.json",
+    "attempts/*/outcome.json",
+    "attempts/*/supervisor.log",
+    "attempts/*/n*/agent.log",
+    "attempts/*/n*/exit.json",
+    "attempts/*/srun/*.log",
+    "attempts/*/srun/ended.json",
+)
+RECORDS_BYTES = 20_000
 EARLY_S = 12.0
 LAB_S = 5400
 PATIENCE_S = 120.0
@@ -82,7 +97,14 @@ class Cycle:
             "state": self.lab.shown(self.job).get("JobState"),
             "left": left,
             "seconds": round(time.monotonic() - began, 1),
+            **({} if phase in EXPECTED.get(self.kind, STOPPED) else {"records": self._records()}),
         }
+
+    def _records(self) -> str:
+        """What the run wrote about an end that is not the usual one of its kind."""
+        folders = f".gangline/runs/{self.run_id}", f"work/*/runs/{self.run_id}"
+        names = " ".join(f"{folder}/{name}" for folder in folders for name in RECORDS)
+        return self.account.desk.run(["sh", "-c", f"tail -n 25 {names} 2>/dev/null"]).stdout[-RECORDS_BYTES:]
 
     def _phase_at_end(self) -> str:
         deadline = time.monotonic() + PATIENCE_S
