@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangline.checks.judge import require
 from gangline.context import (
@@ -57,10 +57,7 @@ from gangline.control.user_command import (
     require_resumable,
     start_command,
 )
-from gangline.decide.decide import Decision, decide, sized
-from gangline.decide.forecast import require_startable
 from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
-from gangline.decide.row_report import RowsReport, look_at_rows, settled_length, with_lengths
 from gangline.launch.backend import LaunchRequest
 from gangline.provision.checkpoint_sources import bring, survey_places
 from gangline.provision.console import Console
@@ -76,6 +73,10 @@ from gangline.runs.state import ProcessId, RunState
 from gangline.supervise.allocation import SlurmRecord
 from gangline.supervise.lock import prepare_lock
 
+if TYPE_CHECKING:
+    from gangline.decide.decide import Decision
+    from gangline.decide.row_report import RowsReport
+
 # --- the verbs that start a run
 
 
@@ -89,6 +90,8 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
     if must_submit(cluster, deps.variables):
         context = Context(transports={}, home=start.home, console=console, deps=deps)
         if start.trial is None:
+            from gangline.decide.decide import sized
+
             sized(job, context)  # what is wrong with rows is told before a day in the queue
         return _submitted(job.name, cluster, context, {"job": job.to_json(), **trial}, force=start.force)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
@@ -316,6 +319,9 @@ def _resume_command(run: RunHandle, ended: RunState, record: CommandRecord, clus
 
 def _startable(job: Job, cluster: Cluster, context: Context, *, force: bool, look: bool = True) -> Decision:
     """The decision; raises what stops the start: rows, a finding, or a plan that is too slow."""
+    from gangline.decide.decide import decide  # not for `run`, which pays no planner: 0.1 s
+    from gangline.decide.forecast import require_startable
+
     decision = decide(job, cluster, context, look=look)
     require(decision.findings)
     decision.needs.require()
@@ -337,6 +343,8 @@ def rehearse(start: StartOptions, *, console: Console, deps: Dependencies = REAL
     """The exact commands that `train` would start, host by host. Starts nothing and leaves nothing."""
     job, cluster = load(start)
     if must_submit(cluster, deps.variables):
+        from gangline.decide.decide import sized
+
         sized(job, Context(transports={}, home=start.home, console=console, deps=deps))
         return _script_lines(cluster, start.home, new_id(run_ids(start.home)), job.name)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
@@ -403,6 +411,8 @@ def _command_lines(record: CommandRecord, run_id: str, attempt: int, cluster: Cl
 def check_rows(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -> tuple[Job, RowsReport]:
     """Look at the rows of a job, by their shape and their tokens. Changes nothing, and asks no host."""
     job, cluster = load(start)
+    from gangline.decide.row_report import look_at_rows, settled_length, with_lengths
+
     console.progress("reading the rows")
     rows = look_at_rows(job, cluster.hosts, deps)
     if not rows.errors(job):

@@ -8,18 +8,15 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready, discard
 from gangline.control.supervision import RunHandle, SupervisorRecord, copy_records, hand_over, seen_from_head
-from gangline.decide.decide import Decision
 from gangline.decide.inspect import InspectResult
 from gangline.errors import CheckpointError, GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
 from gangline.launch.program import Again, Program
-from gangline.planner.plan import DataCount, Plan
-from gangline.planner.report import length, lines_in_steps
 from gangline.provision.checkpoint_sources import CheckpointHost, find_checkpoint, rejected_error
 from gangline.provision.console import Console
 from gangline.provision.inputs import Inputs, Reads, bring_reads, distribute, prepare_inputs, require_same
@@ -35,6 +32,10 @@ from gangline.runs.registry import read_record
 from gangline.runs.state import AttemptOutcome, ProcessId, RunState
 from gangline.supervise.next_attempt import REST_S
 from gangline.units import format_bytes
+
+if TYPE_CHECKING:
+    from gangline.decide.decide import Decision
+    from gangline.planner.plan import Plan
 
 
 def render(
@@ -301,6 +302,9 @@ def bring_inputs(
 
 def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, reads: Reads, console: Console) -> Plan:
     """The plan now that the samples are counted."""
+    from gangline.planner.plan import DataCount  # not for `run`, which pays no planner: 0.1 s
+    from gangline.planner.report import length, lines_in_steps
+
     counts = inputs.record["counts"]["train"]
     settled = decision.plan.with_data(
         decision.job, DataCount(num_samples=counts["samples"], num_tokens=counts.get("tokens"))

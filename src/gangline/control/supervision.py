@@ -18,7 +18,6 @@ from gangline.context import REAL, Context, Dependencies, Transports, reach, rea
 from gangline.control.unshared_home import SUPERVISED, renew
 from gangline.errors import HostKeyRefused, HostUnreachable, RecordError, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
-from gangline.planner.outcome import Comparison, TimeReport
 from gangline.provision.console import Console
 from gangline.provision.trees import host_layout
 from gangline.report.follow import View, checked_board, raise_failure
@@ -246,6 +245,8 @@ def copy_records(here: RunLayout, there: RunLayout, remote: Transport) -> None:
                 decode_record(data, path(there, number), kind, host=remote.host)
             write_atomic(path(here, number), data)
     if said.phase in {"finished", "stopped", "failed"}:
+        from gangline.planner.outcome import Comparison, TimeReport  # here, as only the end of a run needs the planner
+
         _copy_if_read(here.comparison, there.comparison, remote, kind=Comparison)
         _copy_if_read(here.times(number), there.times(number), remote, kind=TimeReport)
 

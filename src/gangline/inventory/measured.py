@@ -10,14 +10,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Pairs, Skipped
-from gangline.planner.calibration import PROFILE_SCHEMA_VERSION, Profile, ProfileKey
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
+
+if TYPE_CHECKING:
+    from gangline.planner.calibration import Profile, ProfileKey
 from gangline.runs.record_versions import Record
 from gangline.runs.registry import run_ids
 from gangline.runs.state import RunState
@@ -142,6 +144,8 @@ def save_profile(home: Path, profile: Profile) -> Path:
 
 def load_profiles(home: Path) -> list[Profile]:
     """All that are kept, newest first; what is not ours, or of another version, counts as none."""
+    from gangline.planner.calibration import PROFILE_SCHEMA_VERSION, Profile  # here, as most commands plan nothing
+
     paths = sorted((home / "profiles").glob("*.json"))
     found = [_load(path, Profile, version=PROFILE_SCHEMA_VERSION) for path in paths]
     return sorted((each for each in found if each is not None), key=lambda each: each.measured, reverse=True)

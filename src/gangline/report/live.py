@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from gangline.planner.outcome import Comparison, TimeReport
 from gangline.report.follow import BoardRecord, Update, View, board_line, board_lines, board_news, follow, joined_line
 from gangline.report.tail import History
 from gangline.report.text_table import (
@@ -375,6 +374,8 @@ def summary(
 
 def _measured(view: View, run: RunRecord) -> list[str]:
     """The plan compared with the measurements of this attempt, where that is known."""
+    from gangline.planner.outcome import Comparison  # here, as only the end of a run needs the planner
+
     try:
         comparison = load_record(view.layout.comparison, Comparison)
     except (OSError, *NONSENSE):
@@ -386,6 +387,8 @@ def _measured(view: View, run: RunRecord) -> list[str]:
 
 def _times(view: View, run: RunRecord) -> list[str]:
     """The time of each rank in this attempt, where that is known."""
+    from gangline.planner.outcome import TimeReport
+
     try:
         return time_table(load_record(view.layout.times(run.state.attempt), TimeReport)) if run.state else []
     except (OSError, *NONSENSE):

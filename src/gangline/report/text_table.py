@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gangline.planner.outcome import RankTime, TimeReport
 from gangline.report.tail import History
 from gangline.units import fold_names, format_bytes, format_duration, listed
+
+if TYPE_CHECKING:
+    from gangline.planner.outcome import RankTime, TimeReport
 
 # An automatic restart, in one line.
 
