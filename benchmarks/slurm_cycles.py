@@ -63,6 +63,8 @@ RECORDS = (
 RECORDS_BYTES = 20_000
 EARLY_S = 12.0
 LAB_S = 5400
+KILL_WAIT_S = 30
+"""As Slurm has it by itself: a busy machine cannot save within the lab's 5 s."""
 PATIENCE_S = 120.0
 LEAVES_S = 60.0
 """KillWait, and a gangline agent that ends what is left of its run."""
@@ -165,7 +167,10 @@ def main() -> int:
     asked = parser.parse_args()
     lines = asked.out.read_text(encoding="utf-8").splitlines() if asked.out.exists() else []
     until = time.monotonic() + asked.minutes * 60
-    with SlurmLab(3, ttl_s=LAB_S) as lab, asked.out.open("a", encoding="utf-8") as out:
+    with (
+        SlurmLab(3, ttl_s=LAB_S, settings={"KillWait": KILL_WAIT_S}) as lab,
+        asked.out.open("a", encoding="utf-8") as out,
+    ):
         account = Account(lab)
         for number in range(len(lines), asked.cycles):
             if time.monotonic() > until:
