@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.diagnose.rank_ends import ECHOES, Failure, signal_name, weight
-from gangline.diagnose.signatures import last_exception, verdict
+from gangline.diagnose.signatures import is_witness, last_exception, verdict
 from gangline.errors import BadState, RunFailed
 from gangline.launch.backend import HostStatus, LaunchRequest
 from gangline.runs.state import iso
@@ -74,10 +74,17 @@ def leaves_doubt(statuses: Sequence[HostStatus]) -> bool:
 
 
 def _without_echoes(status: HostStatus) -> HostStatus:
-    """The same status, with ranks that only lost others counted as stopped."""
-    if not status.failures or any(weight(failure) < ECHOES for failure in status.failures):
+    """The same status, with ranks that only lost others counted as stopped; and so is a torchrun before it has ranks.
+
+    A batch system ends torchrun by the same signal as its host agent, which may hear of it a moment later.
+    """
+    ended = status.returncode == -signal.SIGTERM
+    if any(weight(failure) < ECHOES for failure in status.failures):
         return status
-    return replace(status, failures=(), error=None, returncode=0 if status.reason == "finished" else status.returncode)
+    if not status.failures and not ended and not is_witness(last_exception(status.console_tail) or ""):
+        return status
+    is_over = ended or status.reason == "finished"
+    return replace(status, failures=(), error=None, returncode=0 if is_over else status.returncode)
 
 
 def _left_as_ordered(status: HostStatus) -> bool:

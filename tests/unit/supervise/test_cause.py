@@ -155,6 +155,26 @@ def test_after_an_order_a_rank_that_lost_the_others_has_not_failed():
     assert first_cause(request(), statuses, ordered=True) is None
 
 
+def test_after_an_order_a_torchrun_that_lost_the_others_before_its_ranks_began_has_not_failed():
+    lost = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
+    statuses = [ended("pc1", returncode=0, reason="stopped"), ended("pc2", console=("Traceback", lost))]
+    assert first_cause(request(), statuses) is not None
+    assert first_cause(request(), statuses, ordered=True) is None
+
+
+def test_after_an_order_a_torchrun_that_ends_by_the_same_signal_has_not_failed():
+    statuses = [ended("pc1", returncode=0, reason="stopped"), ended("pc2", returncode=-15, reason="signalled")]
+    assert first_cause(request(), statuses) is not None
+    assert first_cause(request(), statuses, ordered=True) is None
+    killed = ended("pc2", returncode=-9, reason="signalled")
+    assert first_cause(request(), [statuses[0], killed], ordered=True) is not None
+
+
+def test_after_an_order_a_torchrun_that_cannot_start_has_failed():
+    missing = ended("pc2", console=("ModuleNotFoundError: No module named 'torch'",))
+    assert first_cause(request(), [ended("pc1", returncode=0, reason="stopped"), missing], ordered=True) is not None
+
+
 def test_after_an_order_an_error_of_its_own_is_still_a_failure():
     statuses = [ended("pc1", failure(0, what=GLOO[0])), ended("pc2", failure(1, what="no space left", ordered=True))]
     assert first_cause(request(), statuses, ordered=True)["rank"] == 1
