@@ -86,19 +86,21 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
     On a Slurm cluster it returns once the run waits in the queue.
     """
     job, cluster = load(start)
-    trial = {} if start.trial is None else {"trial": dict(start.trial)}
+    more = {} if start.trial is None else {"trial": dict(start.trial)}
+    if start.typed is not None:
+        more["typed"] = start.typed.to_json()
     if must_submit(cluster, deps.variables):
         context = Context(transports={}, home=start.home, console=console, deps=deps)
         if start.trial is None:
             from gangline.decide.decide import sized
 
             sized(job, context)  # what is wrong with rows is told before a day in the queue
-        return _submitted(job.name, cluster, context, {"job": job.to_json(), **trial}, force=start.force)
+        return _submitted(job.name, cluster, context, {"job": job.to_json(), **more}, force=start.force)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = _startable(job, cluster, context, force=start.force, look=start.trial is None)
         claim(cluster, context)
         with (
-            _new_run(job.name, cluster, context, decision.documents() | trial) as layout,
+            _new_run(job.name, cluster, context, decision.documents() | more) as layout,
             contextlib.ExitStack() as slots,
         ):
             gang = decision.plan.gang(layout.run_id, 1)

@@ -23,6 +23,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
 from gangline.runs.state import ProcessId, StopOrder
 from gangline.runs.training_environment import training_python
+from gangline.runs.typed_command import TypedCommand
 from gangline.supervise.allocation import is_over, prepares
 from gangline.supervise.detached import (
     cannot_supervise,
@@ -106,6 +107,8 @@ class StartOptions:
     """Start even if the plan calls it too slow."""
     trial: Mapping[str, Any] | None = None
     """The sweep that the run belongs to, which has looked at its rows, and its number there."""
+    typed: TypedCommand | None = None
+    """The command line that asks for it, kept with the run."""
     turn: Callable[[], None] | None = None
     """Returns once the hosts are free, or raises; until then everything is brought to them. None: they must be free."""
 

@@ -434,7 +434,8 @@ class TimeReport(Record):
 
 def spent(records: Iterable[Mapping[str, Any]], *, run_id: str, attempt: int) -> TimeReport | None:
     """Add up the steps of an attempt; None where there are none. Damaged lines are passed over."""
-    steps = [step for record in records if (step := _timed_rows(record, attempt)) is not None]
+    mine = (record for record in records if record.get("kind") == "step" and record.get("attempt") == attempt)
+    steps = [step for record in mine if (step := timed_rows(record)) is not None]
     if not steps:
         return None
     names = [(host, rank) for host, rank, *_ in steps[-1][1]]
@@ -459,10 +460,8 @@ _Row = tuple[str, int, float, float, float]
 """Host, rank, and seconds of computing, reading and waiting."""
 
 
-def _timed_rows(record: Mapping[str, Any], attempt: int) -> tuple[float, list[_Row]] | None:
-    """Seconds and rows of a step; None for what is none of this attempt, or damaged."""
-    if record.get("kind") != "step" or record.get("attempt") != attempt:
-        return None
+def timed_rows(record: Mapping[str, Any]) -> tuple[float, list[_Row]] | None:
+    """Seconds of a line of a step, and of each of its ranks; None for a damaged line."""
     try:
         num_steps = steps_told(record)
         rows = [

@@ -96,7 +96,7 @@ def _attempt_lines(history: RunHistory, index: int, *, is_job: bool) -> list[str
     rows += _labelled("unseen", _unseen(attempt))
     rows += _labelled("events", event_rows(attempt.events, cause=str((attempt.error or {}).get("what", ""))))
     rows += _labelled("rank 0", rank0_rows(attempt.told))
-    return [*rows, *_labelled("then", _then(attempt, after))]
+    return [*rows, *_labelled("then", what_followed(attempt, after))]
 
 
 def _title(attempt: Attempt, *, is_over: bool, is_job: bool) -> str:
@@ -195,7 +195,8 @@ def _unseen(attempt: Attempt) -> list[str]:
     return [f"{host} did not answer at the end: whether something is left there is not known" for host in hosts]
 
 
-def _then(attempt: Attempt, after: Attempt | None) -> list[str]:
+def what_followed(attempt: Attempt, after: Attempt | None) -> list[str]:
+    """How the run went on after an attempt, or why it did not: at most one line."""
     if after is None:
         why = (attempt.of("failed") or {}).get("why")
         return [f"no attempt followed by itself: {why}"] if why else []

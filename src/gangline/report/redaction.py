@@ -71,8 +71,8 @@ class Redaction:
         self._name_words = _words(self._names)
         self._user_words = re.compile(rf"(?<=[\s\"'/=:]){_words(self._users).pattern}(?=[@/\"'])")
 
-    def text(self, text: str) -> str:
-        """A text without what is private."""
+    def secrets(self, text: str) -> str:
+        """A text without the secrets of this report, and without what looks like one."""
         for secret in self._secrets:
             if secret in text:
                 text = text.replace(secret, self._secret(secret))
@@ -80,6 +80,11 @@ class Redaction:
         text = _TOKENS.sub(lambda each: self._secret(each.group()), text)
         for pattern in (_ASSIGNED, _BEARER, _IN_URL):
             text = pattern.sub(self._value, text)
+        return text
+
+    def text(self, text: str) -> str:
+        """A text without what is private."""
+        text = self.secrets(text)
         text = _PUBLIC_KEY.sub("<public key>", text)
         text = _MAIL.sub(lambda each: self._stand_in("mail", each.group()), text)
         text = _MAC.sub(lambda each: self._stand_in("MAC", each.group().lower()), text)

@@ -16,6 +16,7 @@ from typing import Any
 from gangline.diagnose.rank_ends import ECHOES, ORDERED, signal_name, weight
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable
 from gangline.report.follow import View
+from gangline.report.tail import JsonTail
 from gangline.report.text_table import age, table
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import decode_record
@@ -137,7 +138,7 @@ def read_history(view: View, *, records: RunLayout, remote: Transport | None) ->
 def _read_notes(view: View, gaps: dict[str, None]) -> tuple[dict[int, _Notes], int | None]:
     notes: dict[int, _Notes] = defaultdict(_Notes)
     steps: int | None = None
-    for record in _records(view, gaps):
+    for record in records_of(view.tails(), gaps):
         number = record.get("attempt")
         if type(number) is not int:
             continue
@@ -149,9 +150,9 @@ def _read_notes(view: View, gaps: dict[str, None]) -> tuple[dict[int, _Notes], i
     return notes, steps
 
 
-def _records(view: View, gaps: dict[str, None]) -> Iterator[dict[str, Any]]:
-    """All lines of metrics and events, file by file."""
-    for tail in view.tails():
+def records_of(tails: Iterable[JsonTail], gaps: dict[str, None]) -> Iterator[dict[str, Any]]:
+    """All lines of some files, file by file. gaps: takes the hosts that do not answer. Raises HostKeyRefused."""
+    for tail in tails:
         is_behind = True
         while is_behind:
             try:

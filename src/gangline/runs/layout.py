@@ -4,6 +4,7 @@
   job.json  cluster.json  inventory.json  plan.json  findings.json      what was asked, seen, decided
   state.json                                                            where the run stands (controller)
   inputs.json                                                           fingerprints of data and model in use
+  typed.json                                                            the command that started it (controller)
   attempts/<n>/
     request.json  gang.json  networks.json                              what was started, with which variables
     base.json                                                           the attempt that `train` or `resume` started, if
@@ -139,6 +140,8 @@ class RunLayout:
     """The plan beside the measured figures, of the last attempt with enough steps."""
     events = RunFile("events.jsonl")
     """One JSON line per event."""
+    typed = RunFile("typed.json")
+    """The command that started the run, as it was typed."""
     command = RunFile("command.json")
     """The user's own command, of a run that is no job."""
     supervisor_record = RunFile("supervision.json")

@@ -87,3 +87,17 @@ def test_a_run_of_the_old_format_is_packed_into_an_archive_that_explains_it(
     assert (code, said.splitlines()[0].startswith(run)) == (0, True), said
     code, said = typed("explain", f"bug-{run}.tar.gz", "--json")
     assert (code, json.loads(said)["run"]) == (0, run)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("elsewhere")])
+def test_a_run_of_the_old_format_is_summarised(home: Path, kind: str, tmp_path: Path) -> None:
+    run, page = install(kind, home), tmp_path / "summary.html"
+    code, said = typed("summary", run, "--html", str(page), "--markdown")
+    assert (code, f"# {run}" in said, "Missing:" in said) == (0, True, False), said
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    code, said = typed("summary", run, "--json")
+    told = json.loads(said)
+    assert (code, told["run"], len(told["attempts"])) == (0, run, 1)
+    assert kind.startswith("command") or {row["host"] for row in told["ranks"]} == {"pc1", "pc2"}
+    code, said = typed("summary", run, "--html", str(tmp_path))
+    assert (code, "is a folder" in said) == (2, True), said

@@ -39,7 +39,9 @@ WORKS = {
     "completion": ["completion", "bash"],
     "convert": ["convert", "foreign.yaml", "--world-size", "1", "--dry-run"],
 }
-LACKS_RUN = {verb: [verb, "calm-otter-7"] for verb in ("attach", "logs", "report-bug", "stop", "resume", "export")}
+LACKS_RUN = {
+    verb: [verb, "calm-otter-7"] for verb in ("attach", "logs", "summary", "report-bug", "stop", "resume", "export")
+}
 REFUSES = {
     "train": (["train", "job.yaml"], "E-SW-01"),
     "run": (["run", "--", "train.py"], "E-SW-16"),

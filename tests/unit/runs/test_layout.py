@@ -10,6 +10,7 @@ from tests.source_trees import SOURCE, source_trees
 
 NAMES = {
     *("job.json", "cluster.json", "inventory.json", "plan.json", "findings.json", "inputs.json", "command.json"),
+    "typed.json",
     *("supervision.json", "order.json", "leave.json", "last.json", "comparison.json", "metrics.jsonl", "events.jsonl"),
     *("request.json", "gang.json", "networks.json", "base.json", "again.json", "board.json", "outcome.json"),
     *("times.json", "result.json", "supervisor.log", "supervisor.lock", "prepare.lock", "agent.json", "status.json"),

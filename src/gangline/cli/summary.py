@@ -1,0 +1,62 @@
+"""`gangline summary RUN`: what was run on what, how it went, and how to repeat it, as one page to send."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gangline.cli.options import AsJson, RunId
+from gangline.cli.output import Terminal, print_json
+from gangline.context import default_home
+from gangline.control.supervision import open_run
+from gangline.control.user_command import CommandRecord
+from gangline.errors import UsageError
+from gangline.report.redaction import SECRET_NAME
+from gangline.report.run_summary import RunRecords, read_records, summary_json, summary_page
+from gangline.report.summary_page import markdown, page_html
+from gangline.runs.files import write_atomic
+
+
+def command(
+    run: RunId,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="write a page for browsers")] = None,
+    to_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Markdown on stdout, which is the default without --html")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what was run on which machines, its curves, its speed against the plan, times, faults, and how to repeat it.
+
+    The page is one file that loads nothing. Secrets are taken out; names and paths stay. Changes nothing of the run.
+    """
+    if as_json and to_markdown:
+        raise UsageError("--json and --markdown both write on stdout", fix="leave out one of them")
+    records = _records(run)
+    page = summary_page(records, secrets=[value for name, value in os.environ.items() if SECRET_NAME.search(name)])
+    if html is not None:
+        if html.is_dir():
+            raise UsageError(f"{html} is a folder", seen="expected the file to write", fix="--html summary.html")
+        text = page_html(page).encode()
+        write_atomic(html, text)
+        Terminal().report(f"{html}, {len(text):,} bytes")
+    if as_json:
+        print_json(summary_json(records))
+    elif to_markdown or html is None:
+        sys.stdout.write(markdown(page))
+        sys.stdout.flush()
+
+
+def _records(prefix: str) -> RunRecords:
+    with open_run(prefix, home=default_home()) as opened:
+        own = CommandRecord.of(opened.layout)
+        return read_records(
+            opened.view(),
+            records=opened.records,
+            remote=opened.supervisor_host,
+            own=None if own is None else own.words,
+            can_resume=own is None or own.resume_words is not None,
+        )
