@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("gangline.cli.logs", "print the logs of a run"),
     "explain": ("gangline.cli.explain", "say why a run failed and what to do; of any logs, too"),
     "summary": ("gangline.cli.summary", "write one page about a run, to send"),
+    "diff": ("gangline.cli.diff", "compare two runs, and find where losses part"),
     "report-bug": ("gangline.cli.report_bug", "write one redacted archive of a run, to be sent with a report"),
     "stop": ("gangline.cli.stop", "save and end a run"),
     "resume": ("gangline.cli.resume", "continue a run from its newest valid checkpoint"),

@@ -12,11 +12,10 @@ import typer
 from gangline.cli.options import AsJson, RunId
 from gangline.cli.output import Terminal, print_json
 from gangline.context import default_home
-from gangline.control.supervision import open_run
-from gangline.control.user_command import CommandRecord
+from gangline.control.recorded_run import recorded_run
 from gangline.errors import UsageError
 from gangline.report.redaction import SECRET_NAME
-from gangline.report.run_summary import RunRecords, read_records, summary_json, summary_page
+from gangline.report.run_summary import summary_json, summary_page
 from gangline.report.summary_page import markdown, page_html
 from gangline.runs.files import write_atomic
 
@@ -35,7 +34,7 @@ def command(
     """
     if as_json and to_markdown:
         raise UsageError("--json and --markdown both write on stdout", fix="leave out one of them")
-    records = _records(run)
+    records = recorded_run(run, home=default_home())
     page = summary_page(records, secrets=[value for name, value in os.environ.items() if SECRET_NAME.search(name)])
     if html is not None:
         if html.is_dir():
@@ -48,15 +47,3 @@ def command(
     elif to_markdown or html is None:
         sys.stdout.write(markdown(page))
         sys.stdout.flush()
-
-
-def _records(prefix: str) -> RunRecords:
-    with open_run(prefix, home=default_home()) as opened:
-        own = CommandRecord.of(opened.layout)
-        return read_records(
-            opened.view(),
-            records=opened.records,
-            remote=opened.supervisor_host,
-            own=None if own is None else own.words,
-            can_resume=own is None or own.resume_words is not None,
-        )

@@ -101,3 +101,15 @@ def test_a_run_of_the_old_format_is_summarised(home: Path, kind: str, tmp_path: 
     assert kind.startswith("command") or {row["host"] for row in told["ranks"]} == {"pc1", "pc2"}
     code, said = typed("summary", run, "--html", str(tmp_path))
     assert (code, "is a folder" in said) == (2, True), said
+
+
+def test_two_runs_of_the_old_format_are_compared(home: Path) -> None:
+    one, other = install("ddp-finished", home), install("fsdp-finished", home)
+    code, said = typed("diff", one, other, "--json")
+    told = json.loads(said)
+    strategies = [row["values"] for row in told["differences"]["division"] if row["key"] == "strategy"]
+    assert (code, told["runs"], strategies) == (0, [one, other], [["ddp", "fsdp"]])
+    assert told["differences"]["data"] == []
+    assert told["losses"]["common_steps"] == 20
+    code, said = typed("diff", one, "none-such-1")
+    assert (code, "none-such-1" in said) == (2, True), said

@@ -42,6 +42,7 @@ WORKS = {
 LACKS_RUN = {
     verb: [verb, "calm-otter-7"] for verb in ("attach", "logs", "summary", "report-bug", "stop", "resume", "export")
 }
+LACKS_RUN["diff"] = ["diff", "calm-otter-7", "brave-fox-1"]
 REFUSES = {
     "train": (["train", "job.yaml"], "E-SW-01"),
     "run": (["run", "--", "train.py"], "E-SW-16"),

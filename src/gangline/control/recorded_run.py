@@ -1,0 +1,23 @@
+"""Everything that is recorded of a run, for verbs that tell of whole runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangline.context import REAL, Dependencies
+from gangline.control.supervision import open_run
+from gangline.control.user_command import CommandRecord
+from gangline.report.run_summary import RunRecords, read_records
+
+
+def recorded_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> RunRecords:
+    """Read a run, by the beginning of its id; silent hosts leave gaps. Raises UsageError, HostKeyRefused."""
+    with open_run(prefix, home=home, deps=deps) as opened:
+        own = CommandRecord.of(opened.layout)
+        return read_records(
+            opened.view(),
+            records=opened.records,
+            remote=opened.supervisor_host,
+            own=None if own is None else own.words,
+            can_resume=own is None or own.resume_words is not None,
+        )
