@@ -99,6 +99,18 @@ def test_what_somebody_changed_since_is_refused_and_shown(two):
     assert pc1.read("/etc/hosts").decode() == text.replace("pc2", "pc2 other")
 
 
+@pytest.mark.timeout(300)
+def test_without_a_step_it_does_what_check_found(two):
+    shown = types(two, "prepare")
+    assert re.search(r"check found E-NAME-\d+.*: names$", shown.stderr, re.MULTILINE)
+    assert re.search(r"^pc1  names  3 changes", shown.stdout, re.MULTILINE)
+    ids = set(re.findall(r"E-[A-Z]+-\d+", shown.stderr))
+    two.user.write("cluster.yaml", two.user.read("cluster.yaml").decode() + f"acknowledged: {sorted(ids)}\n")
+    warned = types(two, "prepare")
+    assert "names" not in warned.stdout
+    assert "names" in types(two, "prepare", "names").stdout
+
+
 def test_the_document_for_programs(two):
     done = types(two, "prepare", "names", "--json")
     answer = json.loads(done.stdout)

@@ -12,7 +12,7 @@ from gangline.runs.cluster import Cluster, Host
 
 NOTHING = Pairs(measured="", tier="quick")
 LET_IN = (
-    "gangline prepare firewall lets the hosts ({addresses}) in on {targets}; by hand: sudo ufw allow from ADDRESS; "
+    "let the hosts ({addresses}) in on {targets}: sudo ufw allow from ADDRESS for each; or "
     "sudo firewall-cmd --zone=trusted --add-source=ADDRESS"
 )
 
@@ -91,6 +91,7 @@ def _strange_words(pair: Pair) -> str:
     title="no port answers the other hosts",
     meaning="the ranks cannot meet: each would wait for minutes and then give up",
     fix=LET_IN,
+    step="firewall",
 )
 def _nobody_reaches(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     names = _unreached(inventory)
@@ -104,6 +105,7 @@ def _nobody_reaches(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     title="no port answers, in either direction",
     meaning="the ranks cannot meet: each would wait for minutes and then give up",
     fix=LET_IN,
+    step="firewall",
 )
 def _neither_reaches(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     told, closed = _unreached(inventory), _closed(inventory)
@@ -118,6 +120,7 @@ def _neither_reaches(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     title="reached in one direction only",
     meaning="which rank calls which is up to gloo and NCCL: it may work today and hang tomorrow",
     fix=LET_IN,
+    step="firewall",
 )
 def _one_way(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     told, closed = _unreached(inventory), _closed(inventory)
@@ -132,6 +135,7 @@ def _one_way(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     title="port {port}, where the ranks meet, is closed; others are open",
     meaning="torchrun on the other hosts would call there for 15 minutes",
     fix=f"{LET_IN}; or set `ports` to an open range",
+    step="firewall",
 )
 def _no_rendezvous(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     """Where ranks meet is on the head; on the others that port is not needed."""
@@ -148,6 +152,7 @@ def _no_rendezvous(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     title="the ports of the data are closed, others are open",
     meaning="gloo and NCCL take any port from {low} to {high}: the ranks would meet and then hang",
     fix=LET_IN,
+    step="firewall",
 )
 def _no_data(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     bad = [pair for pair in _data_closed(inventory) if not _is_elsewhere(pair, inventory)]

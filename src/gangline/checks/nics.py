@@ -98,6 +98,7 @@ def _usable(nic: Nic) -> list[str]:
     title="interfaces with different MTU",
     meaning="large packets may vanish on the way: connections open, and hang once data flows",
     fix="give all of them one MTU, and the switch between them, too: sudo ip link set DEV mtu 1500",
+    step="address",
 )
 def _mtu(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     groups: dict[int, list[str]] = {}

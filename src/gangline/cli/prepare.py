@@ -33,7 +33,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         argument(
             "STEP | HOST",
             "steps (access, address, names, clock, sleep, limits, firewall, sshd) and hosts; by default "
-            "all of both but address and sshd",
+            "all hosts, and the steps that findings of `gangline check` name",
         ),
     ] = None,
     cluster: ClusterFile = None,

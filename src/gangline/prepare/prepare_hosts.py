@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from gangline.checks.judge import FAMILIES
 from gangline.config.document import name_of
-from gangline.context import REAL, Dependencies, load_cluster, reached
+from gangline.context import REAL, Context, Dependencies, load_cluster, reached
+from gangline.decide.inspect import InspectOptions, inspect
+from gangline.decide.told_before import is_acknowledged
 from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.init.dependencies import InitConsole, Scan, says_yes, scan, scan_all, trust
 from gangline.init.dependencies import show as show_keys
@@ -131,6 +134,8 @@ def prepare(
     steps, hosts = chosen([name_of(word) for word in asked.words], cluster)
     with contextlib.ExitStack() as stack:
         _, context = stack.enter_context(reached(cluster, home=asked.home, console=console, deps=deps))
+        if not any(step.name in asked.words for step in steps):
+            steps = _found_by_check(cluster, steps, context)
         passwords = Passwords(console.secret)
         session = _Session(
             asked=asked,
@@ -156,6 +161,25 @@ def prepare(
             for name in session.found.plans:
                 session.change(name)
         return session.found
+
+
+def _found_by_check(cluster: Cluster, steps: tuple[PrepareStep, ...], context: Context) -> tuple[PrepareStep, ...]:
+    """The steps that findings of a check name, and those that none ever names.
+
+    All of them where a host does not answer: what lies between the hosts cannot be seen then.
+    """
+    inspection = inspect(cluster, InspectOptions(), context, silent=True)
+    if len(inspection.inventory.hosts) < len(cluster.hosts):
+        return steps
+    named: dict[str, list[str]] = {}
+    for finding in inspection.findings:
+        if finding.step and not is_acknowledged(finding, cluster):
+            named.setdefault(finding.step, []).append(finding.id)
+    of_checks = {rule.step for family in FAMILIES.built_in.values() for rule in family}
+    for step in steps:
+        if ids := named.get(step.name):
+            context.console.report(f"check found {', '.join(dict.fromkeys(ids))}: {step.name}")
+    return tuple(step for step in steps if step.name in named or step.name not in of_checks)
 
 
 def _cluster(asked: PrepareQuestion, console: PrepareConsole | None = None, logins: Logins = LOGINS) -> Cluster:

@@ -31,7 +31,7 @@ def chosen(words: Sequence[str], cluster: Cluster) -> tuple[tuple[PrepareStep, .
             seen=f"steps: {', '.join(steps)}; hosts: {', '.join(hosts)}",
             fix=f"did you mean {near[0]!r}?"
             if near
-            else "gangline prepare without words does every step on every host",
+            else "gangline prepare without words does what gangline check found",
         )
     named = tuple(step for step in STEPS if step.name in words)
     every = tuple(step for step in STEPS if not step.only_by_name)

@@ -59,7 +59,8 @@ def test_a_host_that_lets_nobody_in_is_one_finding():
     assert findings[0].evidence.startswith(
         "pc1 -> pc3 10.0.0.3:29500 :40001 :40002 timed out after 2.5 s, 2 times; pc2 -> pc3"
     )
-    assert "gangline prepare firewall lets the hosts (10.0.0.1, 10.0.0.2) in on pc3" in findings[0].fix
+    assert "let the hosts (10.0.0.1, 10.0.0.2) in on pc3" in findings[0].fix
+    assert findings[0].step == "firewall"
 
 
 def test_a_host_whose_cable_is_out_is_one_finding():
