@@ -1,15 +1,16 @@
 """Changes that lock out: for good where somebody makes them by hand, and not for long where `gangline prepare` does.
 
-Each is a real one, on a real ufw, firewalld or nftables. The timer is shorter here than a user's 60 s.
+Each is a real one, on a real ufw, firewalld, nftables, networkd or PAM. The timer is shorter here than a user's 60 s.
 """
 
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from tests.lab.bare import LEFT_BY_PREPARE, NFTABLES, BareKind, differences
+from tests.lab.bare import LEFT_BY_PREPARE, NETWORKD, NFTABLES, BareKind, differences
 
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")
 DESK = "10.77.0.2"
@@ -46,6 +47,16 @@ def nftables(old, new):
     return Lockout("nftables", (row,), ("systemctl", "reload", "nftables.service"))
 
 
+def networkd(content):
+    """The file by which eth0 has its address becomes another one."""
+    row = {"path": "/etc/systemd/network/10-lan.network", "before": OWN_NETWORK, "content": content}
+    return Lockout("", (row,), ("networkctl", "reload"))
+
+
+OWN_NETWORK = NETWORKD.format(address="10.77.0.10")
+GATEWAY = f"{OWN_NETWORK}\n[Route]\nDestination={DESK}/32\nGateway=10.77.0.99\n"
+PAM = Path("/etc/pam.d/sshd")
+REFUSED = {"path": str(PAM), "before": PAM.read_text(), "content": f"account required pam_deny.so\n{PAM.read_text()}"}
 DROP_DESK = f'rule family="ipv4" source address="{DESK}" drop'
 ZONE = {"path": "/etc/firewalld/zones/public.xml", "before": None, "content": PUBLIC}
 CASES = {
@@ -83,6 +94,13 @@ CASES = {
             },
         ),
     ),
+}
+CASES |= {
+    "PAM refuses every account": Lockout("", (REFUSED,)),
+    "a mask that leaves the desk outside": networkd(OWN_NETWORK.replace("/24", "/32")),
+    "another machine's address": networkd(OWN_NETWORK.replace("10.77.0.10", "10.77.0.77")),
+    "a gateway that is not there": networkd(GATEWAY),
+    "an MTU too small for ssh": Lockout("", (command("ip link set eth0 mtu 68", "ip link set eth0 mtu 1500"),)),
 }
 SHORT = {"nftables drops the desk first", "ufw without its rule for ssh", "firewalld's zone without ssh"}
 
