@@ -163,6 +163,7 @@ def _kind(folder: Folder, facts: HostFacts) -> str:
     title="the shared folder is another one there",
     meaning="a file of one host is missing on the others: models would be missing and checkpoints incomplete",
     fix="mount the same file system there, at the same path; findmnt shows what is mounted",
+    step="share",
 )
 def _another_folder(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     """Hosts that do not see what the most others see."""

@@ -32,7 +32,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         list[str] | None,
         argument(
             "STEP | HOST",
-            "steps (access, address, names, clock, sleep, limits, firewall, sshd) and hosts; by default "
+            "steps (access, address, nic, names, clock, sleep, limits, firewall, share, sshd) and hosts; by default "
             "all hosts, and the steps that findings of `gangline check` name",
         ),
     ] = None,

@@ -90,6 +90,12 @@ def link_of(reading: HostReading, address: str) -> ClusterInterface | None:
     return None
 
 
+def links_of(reading: HostReading) -> list[ClusterInterface]:
+    """Every interface with an address, once for each."""
+    addresses = [each["local"] for row in _rows(reading.output("links")) for each in row.get("addr_info", ())]
+    return [link for address in addresses if (link := link_of(reading, address)) is not None]
+
+
 def _rows(text: str) -> list[dict[str, Any]]:
     try:
         rows = json.loads(text or "[]")
@@ -251,10 +257,9 @@ def _service(reading: HostReading, link: ClusterInterface) -> Service | None:
 
 def root_asks(reading: HostReading) -> Asks:
     """Files for root alone, and our own: their names are known by now."""
-    links = [link_of(reading, each["local"]) for row in _rows(reading.output("links")) for each in row["addr_info"]]
     files: dict[str, None] = {}
     commands = {}
-    for link in filter(None, links):
+    for link in links_of(reading):
         service = _service(reading, link)
         if service is _netplan:
             files[_netplan_path(reading)] = None

@@ -9,6 +9,7 @@ from gangline.errors import UsageError
 from gangline.prepare.firewall_rules import FIREWALL
 from gangline.prepare.fixed_address import ADDRESS
 from gangline.prepare.hostnames import NAMES
+from gangline.prepare.network_card import NIC
 from gangline.prepare.nfs_share import SHARE
 from gangline.prepare.no_suspend import SLEEP
 from gangline.prepare.prepare_step import PrepareStep
@@ -18,7 +19,7 @@ from gangline.prepare.ssh_hardening import SSHD
 from gangline.prepare.time_service import CLOCK
 from gangline.runs.cluster import Cluster
 
-STEPS: tuple[PrepareStep, ...] = (ACCESS, ADDRESS, NAMES, CLOCK, SLEEP, LIMITS, FIREWALL, SHARE, SSHD)
+STEPS: tuple[PrepareStep, ...] = (ACCESS, ADDRESS, NIC, NAMES, CLOCK, SLEEP, LIMITS, FIREWALL, SHARE, SSHD)
 
 
 def chosen(words: Sequence[str], cluster: Cluster) -> tuple[tuple[PrepareStep, ...], tuple[str, ...]]:
