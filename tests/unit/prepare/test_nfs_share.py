@@ -85,7 +85,7 @@ def test_the_others_mount_at_the_first_use():
         (1, {"pc1": reading(programs=("systemctl",))}, "apt install nfs-kernel-server"),
         (2, {"pc2": reading(programs=("systemctl",))}, "apt install nfs-common"),
         (2, {"pc2": reading(uid=1001)}, "alice is user 1001 here and 1000 on pc1"),
-        (1, {"pc1": reading(files={EXPORTS: f"{FOLDER} 10.0.0.0/8(rw)\n"})}, "it stays as you wrote it"),
+        (1, {"pc1": reading(files={EXPORTS: f"{FOLDER} 192.168.1.0/24(rw)\n"})}, "it stays as you wrote it"),
         (2, {"pc1": reading(mounts="/dev/sda1 / ext4\nfs@tcp:/l /srv lustre\n")}, "is lustre (fs@tcp:/l) on pc1"),
     ],
 )
