@@ -13,6 +13,8 @@ from gangline.diagnose.signatures import SIGNATURES, Signature
 
 RANKS = "ranks"
 """The family of the table in `signatures.py`."""
+ERRORS = "errors"
+"""The family of classes of errors: tried in their order, and only on an exception that no other row knows."""
 
 
 @functools.cache

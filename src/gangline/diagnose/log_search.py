@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gangline.diagnose.corpus import known_failures
+from gangline.diagnose.corpus import ERRORS, families, known_failures
 from gangline.diagnose.signatures import LEVELS, RAISED, THEN_CHARS, Level, Signature, after_head, filled, head_of
 
 LINE_CHARS = 400
@@ -42,6 +42,30 @@ _ENDS = re.compile(r"\\[snWD]")
 _CLASS = re.compile(r"\[(\^?)((?:\\.|[^\]])*)\]")
 _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-_])")
 _RAISED = re.compile(RAISED.encode())
+_CLASS_AT_START = re.compile(
+    rb"(?:\[\w+\]:? ?|[\w.-]{1,60}: )?((?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{2,60}(?::|$)[^\n]{0,2000})"
+)
+"""An exception whose class does not end in Error, as a line of a traceback has it: `pyarrow.lib.ArrowInvalid: ...`."""
+_BARE_CLASS = re.compile(rb"(?:\[\w+\]:? ?)?([A-Z][a-z]+[A-Z]\w{2,60}: [^\n]{1,2000})")
+"""The same without its module, as a notebook has it."""
+_SAID = re.compile(
+    rb"(?:^|[\s\]:])((?:[Ff]atal [Ee]rror|[Ee]rror|ERROR|FATAL|[Ff]atal)(?: response from daemon)?: {1,4}"
+    rb"[A-Za-z'\"`/<\[(][^\n]{12,2000}|NCCL WARN [^\n]{8,2000})"
+    rb"|what\(\): {1,4}([^\n]{8,2000})|(?:\[ERROR\]|\bERROR\b)[^\n]{0,60}?[\])|:-] {1,4}([A-Z'\"`/<(][^\n]{12,2000})"
+)
+"""An error of a program that is not Python's."""
+_PROSE = re.compile(rb"[a-z]\s*$")
+"""Before the class of an exception: a sentence speaks of it, or code catches it."""
+_IGNORED, _CAUGHT = b"Exception ignored in", b"During handling of the above exception"
+_TRACEBACK = b"raceback (most recent call last)"
+_TRACEBACK_LINES = 300
+"""At most so long is a traceback."""
+_CAUGHT_CLASSES = re.compile(r"(?:^|\W)(?:KeyError|AttributeError|IndexError|StopIteration|ImportError|TypeError)\b")
+"""Errors that programs expect and catch: where another one follows, that one says more."""
+_RAISED_WORDS = (b"Error", b"Exception", b"Interrupt", b"Exit")
+_SAID_WORDS = (b"rror: ", b"ERROR", b"atal: ", b"FATAL: ", b"daemon: ", b"what():", b"NCCL WARN ")
+_RAISES, _SAYS, _CATCHES, _IGNORES, _TRACES, _RAISES_BARE = 1, 2, 4, 8, 16, 32
+"""What a line may do, see `_tells`."""
 _WARNED = re.compile(rb"(?<!NCCL )\bWARN(?:ING)?\b|\bwarning:|\w{0,40}Warning: |^\[?W\d{4}[ \]]")
 
 
@@ -61,7 +85,7 @@ class Sighting:
     times: int
     """In how many lines they stand."""
     is_warned: bool
-    """That line calls itself a warning."""
+    """That line calls itself a warning, or the program caught that error."""
 
     @property
     def is_echo(self) -> bool:
@@ -71,7 +95,11 @@ class Sighting:
     @property
     def order(self) -> tuple[int, bool, int]:
         """Sorts sightings of one log: causes first, then in the order of the log, warnings later."""
-        return (LEVELS.index(self.level), self.is_warned, self.number)
+        return (_TOLD[self.level], self.is_warned, self.number)
+
+
+_TOLD: Mapping[Level, int] = {**{level: LEVELS.index(level) for level in LEVELS}, "error": LEVELS.index("symptom")}
+"""A symptom and an error are told in the order of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +133,19 @@ class LogSearch:
         """The last exceptions in lines that are not known, oldest first."""
         self._host = host
         self._index = _whole_index() if known is None else _index(known)
-        self._shapes: dict[bytes, tuple[tuple[_Pattern, ...], bool]] = {}
+        self._classes = _error_classes() if known is None else ()
+        self._shapes: dict[bytes, tuple[tuple[_Pattern, ...], int]] = {}
         self._begun: list[bytes] = []
         self._rest = b""
         self._found: dict[str, Sighting] = {}
         self._taken = 0
         """The last line of a match over several lines."""
+        self._raised_last = ("", 0, "")
+        """The last exception that is no cause: its id, the number of its line, its words."""
+        self._ignores = 0
+        """Up to this line the next exception is one that Python ignores."""
+        self._traceback = -_TRACEBACK_LINES
+        """The line in which the last traceback begins whose exception has not come."""
 
     def feed(self, piece: bytes) -> None:
         """Search the next piece of the log; it may end within a line."""
@@ -143,21 +178,21 @@ class LogSearch:
         del lines[:count]
         self.lines = before + count
 
-    def _learn(self, shape: bytes) -> tuple[tuple[_Pattern, ...], bool]:
-        """The patterns that may match lines of this kind, and whether they may tell of an exception."""
+    def _learn(self, shape: bytes) -> tuple[tuple[_Pattern, ...], int]:
+        """The patterns that may match lines of this kind, and how they may tell of an exception."""
         hits = self._index.keys() & set(_WORD.findall(shape))
         known = [pattern for word in sorted(hits) for pattern in self._index[word]]
         patterns = tuple(sorted(known, key=lambda each: (each.is_vague, -len(each.head))))
-        learned = (patterns, any(word in shape for word in (b"Error", b"Exception", b"Interrupt", b"Exit")))
+        learned = (patterns, _tells(shape))
         if len(shape) <= _MOST_SHAPE_BYTES:
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
             self._shapes[shape] = learned
         return learned
 
-    def _look(self, at: int, number: int, patterns: Sequence[_Pattern], may_raise: bool) -> None:
+    def _look(self, at: int, number: int, patterns: Sequence[_Pattern], tells: int) -> None:
         """Try patterns in a line. Of those that match, the longest counts, then the one that begins with more plain
-        characters. number: of the line, from 1.
+        characters; where none does, the class of its error. number: of the line, from 1.
         """
         if number <= self._taken:
             return
@@ -173,8 +208,60 @@ class LogSearch:
             *_, pattern, match = best
             self._taken = number + match.group().count("\n")
             self._note(pattern, match, number, line)
-        elif may_raise and (raised := _RAISED.search(line[:_WINDOW])):
-            self.raised.append(RaisedLine(raised[1].decode("utf-8", "replace").strip(), number))
+            if pattern.is_vague and tells & _RAISES:
+                self._raised_last = (pattern.id, number, text)
+        elif tells:
+            self._look_for_error(at, number, line, tells)
+
+    def _look_for_error(self, at: int, number: int, line: bytes, tells: int) -> None:
+        """Note the error of which a line tells that no row knows."""
+        if tells & _CATCHES:
+            self._set_aside(number)
+        if tells & _IGNORES:
+            self._ignores = number + _AHEAD
+        if tells & _TRACES:
+            self._traceback = number
+        if raised := self._raised_in(line[:_WINDOW], number, tells):
+            text = self._words(raised[1], at)
+            self.raised.append(RaisedLine(text, number))
+            self._traceback = -_TRACEBACK_LINES
+            is_ignored, self._ignores = number <= self._ignores, 0
+            if not (is_ignored or _PROSE.search(line, 0, raised.start(1)) or _WARNED.search(line)):
+                self._class_of(text, number, is_said=False)
+        elif tells & _SAYS and (said := _SAID.search(line[:_WINDOW])) and not _WARNED.search(line):
+            self._class_of(self._words(said[1] or said[2] or said[3], at), number, is_said=True)
+
+    def _raised_in(self, line: bytes, number: int, tells: int) -> re.Match[bytes] | None:
+        """The exception in a line."""
+        if tells & _RAISES and (found := _RAISED.search(line) or _CLASS_AT_START.match(line)):
+            return found
+        is_below = tells & _RAISES_BARE and number - self._traceback < _TRACEBACK_LINES
+        return _BARE_CLASS.match(line) if is_below else None
+
+    def _words(self, found: bytes, at: int) -> str:
+        """The words of an error; a line that ends in a colon has them in the next one."""
+        text = found.decode("utf-8", "replace").strip()
+        if text.endswith(":") and at + 1 < len(self._begun):
+            text += " " + self._begun[at + 1].decode("utf-8", "replace").strip()
+        return text
+
+    def _class_of(self, text: str, number: int, *, is_said: bool) -> None:
+        """Note an error by its class. is_said: it is not the exception of a traceback, and counts less."""
+        for pattern in self._classes:
+            if match := pattern.expression.search(text):
+                if pattern.id not in self._found:
+                    self._note(pattern, match, number, b"")
+                    self._found[pattern.id] = replace(self._found[pattern.id], line=text, is_warned=is_said)
+                else:
+                    self._note(pattern, match, number, b"")
+                self._raised_last = (pattern.id, number, text)
+                return
+
+    def _set_aside(self, number: int) -> None:
+        """The program caught the exception above this line, and another one follows."""
+        name, last, text = self._raised_last
+        if name and number - last <= _AHEAD and _CAUGHT_CLASSES.search(text):
+            self._found[name] = replace(self._found[name], is_warned=True)
 
     def _below(self, at: int, text: str) -> str:
         """A line with those below it."""
@@ -227,9 +314,31 @@ def _is_whole(words: str, head: str, end: int) -> bool:
     return end < len(head) or not rest or re.match(r"(?!\(\?[=!])(?:[\w(\[.]|\\[wSDpx])", rest) is None
 
 
+def _tells(shape: bytes) -> int:
+    """How lines of this kind may tell of an exception: the sum of what they may do."""
+    return (
+        _RAISES * (any(word in shape for word in _RAISED_WORDS) or _CLASS_AT_START.match(shape) is not None)
+        + _SAYS * any(word in shape for word in _SAID_WORDS)
+        + _CATCHES * (_CAUGHT in shape)
+        + _IGNORES * (_IGNORED in shape)
+        + _TRACES * (_TRACEBACK in shape)
+        + _RAISES_BARE * (_BARE_CLASS.match(shape) is not None)
+    )
+
+
+@functools.cache
+def _error_classes() -> tuple[_Pattern, ...]:
+    """The rows for exceptions that no other row knows, in their order."""
+    return tuple(
+        _Pattern(name, signature, re.compile(words), "", True, False)
+        for name, signature in families()[ERRORS].items()
+        for words in signature.patterns
+    )
+
+
 @functools.cache
 def _whole_index() -> Mapping[bytes, tuple[_Pattern, ...]]:
-    return _index(known_failures())
+    return _index({name: row for name, row in known_failures().items() if name not in families()[ERRORS]})
 
 
 def _index(known: Mapping[str, Signature]) -> Mapping[bytes, tuple[_Pattern, ...]]:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["cause", "symptom", "echo", "noise"]
-"""cause: it names what is wrong. symptom: a general word in which many causes end. echo: another rank or host has gone.
-noise: harmless, and often taken for the cause."""
-LEVELS: tuple[Level, ...] = ("cause", "symptom", "echo", "noise")
-"""In the order in which they are told."""
+Level = Literal["cause", "symptom", "error", "echo", "noise"]
+"""cause: it names what is wrong. symptom: a general word in which many causes end. error: an exception of which only
+the class is known. echo: another rank or host has gone. noise: harmless, and often taken for the cause."""
+LEVELS: tuple[Level, ...] = ("cause", "symptom", "error", "echo", "noise")
+"""In the order in which they are told; a symptom and an error are told in the order of the log."""
 
 THEN_CHARS = 3000
 """Within so many characters after the beginning of a match its `then` stands."""
@@ -131,6 +131,7 @@ SIGNATURES: dict[str, Signature] = {
         patterns=(
             r"Memory cgroup out of memory: Killed process (\d+)",
             r"Out of memory: Killed process (\d+)",
+            r"oom-kill:constraint=\w{1,40}[^\n]{0,600}?,pid=(\d+)",
         ),
         means="the kernel killed process {0}: its host, or its control group, had no memory left",
         fix="lower micro_batch or data.sequence_length, give the host fewer `slots`, or end other programs there",
@@ -156,6 +157,7 @@ SIGNATURES: dict[str, Signature] = {
             "unable to write to file </torch_",
             "unable to open shared memory object",
             r"Signal 7 \(SIGBUS\)",
+            r"exitcode *: -7[ )]",
             "Bus error",
         ),
         means="/dev/shm is full: it is too small for data loaders or NCCL (E-LIM-03)",  # noqa: S108 - words
@@ -164,6 +166,7 @@ SIGNATURES: dict[str, Signature] = {
     # --- ends by a signal
     "killed": Signature(
         patterns=(r"Signal 9 \(SIGKILL\) received", r"exitcode *: -9[ )]", r"Killed(?=\n|$)"),
+        level="symptom",
         means="a process was killed by SIGKILL: mostly by the kernel, for memory, else by a person or a job system",
         fix="look into the kernel log of its host (sudo dmesg -T); if it was memory, lower micro_batch",
     ),
@@ -174,6 +177,7 @@ SIGNATURES: dict[str, Signature] = {
             r"Segmentation fault",
             r"exitcode *: -11[ )]",
         ),
+        level="symptom",
         means="native code crashed: a library or driver, seldom the script itself",
         fix="the lines above it name the library; one version of torch and driver on all hosts: gangline check",
     ),

@@ -20,11 +20,20 @@ MOST_FILES = 1_000
 MOST_ALSO = 8
 """Lines about what else stands in the logs."""
 
+MOST_OTHERS = 3
+"""Other errors that no row knows, beside the first one."""
+
 _PIECE = 4 << 20
 _SNIFFED = 4 << 10
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-_LABELS: Mapping[Level, str] = {"cause": "cause", "symptom": "perhaps", "echo": "echo", "noise": "ignore"}
-_ALSO: Mapping[Level, str] = {"cause": "also", "symptom": "also", "echo": "echo", "noise": "ignore"}
+_LABELS: Mapping[Level, str] = {
+    "cause": "cause",
+    "symptom": "perhaps",
+    "error": "error",
+    "echo": "echo",
+    "noise": "ignore",
+}
+_ALSO: Mapping[Level, str] = {"cause": "also", "symptom": "also", "error": "also", "echo": "echo", "noise": "ignore"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +108,7 @@ def answer_lines(reports: Sequence[LogReport]) -> list[str]:
     if seen and seen[0].first.level != "noise":
         rows += _first_rows(seen[0])
         rest = seen[1:]
+        rows += _other_errors(reports, seen[0].first) if seen[0].first.level == "error" else []
     rows += [_also_row(each) for each in rest[:MOST_ALSO]]
     rows += [f"{'':9}and {len(rest) - MOST_ALSO} more; all of them: --json"] if len(rest) > MOST_ALSO else []
     return [clean(row) for row in rows]
@@ -206,7 +216,7 @@ def _first_rows(seen: SeenFailure) -> list[str]:
     first = seen.first
     return [
         *_row(_LABELS[first.level], first.means),
-        *_row("seen", f"{_places(seen)}: {first.line}"),
+        *_row("seen", _places(seen) if first.line in first.means else f"{_places(seen)}: {first.line}"),
         *_row("fix", first.fix),
         *_row("sure", first.confirm),
         *_row("more", f"gangline explain {first.id}"),
@@ -216,6 +226,13 @@ def _first_rows(seen: SeenFailure) -> list[str]:
 def _also_row(seen: SeenFailure) -> str:
     (row,) = _row(_ALSO[seen.first.level], f"{seen.first.means}  ({_places(seen)}; {seen.first.id})")
     return row
+
+
+def _other_errors(reports: Sequence[LogReport], first: Sighting) -> list[str]:
+    """The last exceptions that no row knows, beside the one that is told first."""
+    others = [(report.name, each) for report in reports for each in report.raised if each.text != first.line]
+    last = {each.text: f"{name}:{each.number}: {each.text}" for name, each in others}
+    return [line for words in list(last.values())[-MOST_OTHERS:] for line in _row("error", words)]
 
 
 def _unknown_rows(reports: Sequence[LogReport]) -> list[str]:

@@ -88,15 +88,21 @@ def test_of_an_unknown_failure_the_last_errors_are_told_with_their_class(
     path = log(tmp_path, "Traceback (most recent call last):", line, "bye")
     report = read_log(path)
     assert [(each.text, each.number) for each in report.raised] == [(raised, 2)]
-    assert answer_lines([report])[1:] == [
-        "nothing in it is known to gangline; the last errors in it:",
-        f"error    {path}:2: {raised}",
-    ]
+    told = answer_lines([report])
+    assert any(line.startswith(("error    ", "echo     ")) and line.endswith(raised) for line in told)
+    assert any(line.startswith(f"seen     {path}:2") for line in told)
 
 
 def test_a_long_error_is_told_whole(tmp_path: Path) -> None:
     words = " ".join(["words"] * 200)
-    assert answer(f"StrangeError: {words} the end", folder=tmp_path)[-1].endswith("words the end")
+    lines = answer(f"StrangeError: {words} the end", folder=tmp_path)
+    assert [line.endswith("words the end") for line in lines if line.startswith("seen")] == [True]
+
+
+def test_the_errors_beside_the_first_one_that_nobody_knows_are_told_too(tmp_path: Path) -> None:
+    lines = answer("StrangeError: seven", "OddError: eight", "StrangeError: seven", folder=tmp_path)
+    assert lines[1].endswith("StrangeError: seven")
+    assert [line for line in lines if "eight" in line] == [f"error    {tmp_path / 'train.log'}:2: OddError: eight"]
 
 
 def test_a_log_without_any_error_says_so(tmp_path: Path) -> None:
@@ -111,7 +117,7 @@ def test_the_verdict_of_torchrun_is_called_harmless_and_hides_no_unknown_error(t
         'ignore   what torchrun calls the "root cause" is the end that it saw first'
     )
     lines = answer("StrangeError: seven", *verdict, folder=tmp_path)
-    assert lines[1] == "nothing in it is known to gangline; the last errors in it:"
+    assert lines[1] == "error    the program ended with an error of its own: StrangeError: seven"
     assert lines[-1].startswith("ignore   ")
 
 
@@ -209,7 +215,8 @@ def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
 def test_the_same_as_json(tmp_path: Path) -> None:
     path = log(tmp_path, LINES["gpu-memory"], "StrangeError: seven")
     document = answer_json([read_log(path)])
-    (row,) = document["found"]
+    row, other = document["found"]
+    assert (other["id"], other["level"], other["confidence"]) == ("error-of-program", "error", "low")
     assert (row["id"], row["level"], row["confidence"], row["times"]) == ("gpu-memory", "cause", "high", 1)
     assert row["places"] == [{"file": str(path), "line": 1}]
     assert row["means"] == "a GPU had no room for 2.00 GiB more"
