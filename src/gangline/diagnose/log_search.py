@@ -22,8 +22,12 @@ MOST_RAISED = 5
 
 _AHEAD = 40
 """Lines that a match may reach beyond the line in which it begins."""
+_BEHIND = 3
+"""Lines that are kept of those before a line."""
 _WINDOW = 16 << 10
 """Bytes of a line, or of lines together, in which a pattern is tried at a time."""
+_MOST_CLASSED = 5_000
+"""Of so many exceptions that no row knows the class is looked for."""
 _MOST_SHAPES, _MOST_SHAPE_BYTES = 100_000, 2_000
 """How many kinds of lines are remembered, and of which length."""
 
@@ -42,10 +46,10 @@ _ENDS = re.compile(r"\\[snWD]")
 _CLASS = re.compile(r"\[(\^?)((?:\\.|[^\]])*)\]")
 _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-_])")
 _RAISED = re.compile(RAISED.encode())
-_CLASS_AT_START = re.compile(
-    rb"(?:\[\w+\]:? ?|[\w.-]{1,60}: )?((?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{2,60}(?::|$)[^\n]{0,2000})"
-)
+_CLASS_AT_START = re.compile(rb"(?:\[\w+\]:? ?|[\w.-]{1,60}: )?((?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{2,60}:[^\n]{0,2000})")
 """An exception whose class does not end in Error, as a line of a traceback has it: `pyarrow.lib.ArrowInvalid: ...`."""
+_ASSERTED = re.compile(rb"(?:^|\s)(assert\s[^\n]{1,300})")
+"""The line of code whose condition does not hold: it stands above a bare AssertionError."""
 _BARE_CLASS = re.compile(rb"(?:\[\w+\]:? ?)?([A-Z][a-z]+[A-Z]\w{2,60}: [^\n]{1,2000})")
 """The same without its module, as a notebook has it."""
 _SAID = re.compile(
@@ -62,11 +66,9 @@ _TRACEBACK_LINES = 300
 """At most so long is a traceback."""
 _CAUGHT_CLASSES = re.compile(r"(?:^|\W)(?:KeyError|AttributeError|IndexError|StopIteration|ImportError|TypeError)\b")
 """Errors that programs expect and catch: where another one follows, that one says more."""
-_RAISED_WORDS = (b"Error", b"Exception", b"Interrupt", b"Exit")
-_SAID_WORDS = (b"rror: ", b"ERROR", b"atal: ", b"FATAL: ", b"daemon: ", b"what():", b"NCCL WARN ")
 _RAISES, _SAYS, _CATCHES, _IGNORES, _TRACES, _RAISES_BARE = 1, 2, 4, 8, 16, 32
 """What a line may do, see `_tells`."""
-_WARNED = re.compile(rb"(?<!NCCL )\bWARN(?:ING)?\b|\bwarning:|\w{0,40}Warning: |^\[?W\d{4}[ \]]")
+_WARNED = re.compile(rb"(?<!NCCL )\bWARN(?:ING)?\b|\bwarning:|Warning: |^\[?W\d{4}[ \]]|\[W(?:\d{1,20}\b| )")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +139,13 @@ class LogSearch:
         self._shapes: dict[bytes, tuple[tuple[_Pattern, ...], int]] = {}
         self._begun: list[bytes] = []
         self._rest = b""
+        self._before: list[bytes] = []
+        """The last lines before those in `_begun`."""
         self._found: dict[str, Sighting] = {}
+        self._times: Counter[str] = Counter()
         self._taken = 0
         """The last line of a match over several lines."""
+        self._classed = 0
         self._raised_last = ("", 0, "")
         """The last exception that is no cause: its id, the number of its line, its words."""
         self._ignores = 0
@@ -161,7 +167,8 @@ class LogSearch:
             self._begun.append(self._rest)
             self._rest = b""
         self._search(len(self._begun))
-        return sorted(self._found.values(), key=lambda each: each.order)
+        counted = [replace(each, times=self._times[each.id]) for each in self._found.values()]
+        return sorted(counted, key=lambda each: each.order)
 
     def _search(self, count: int) -> None:
         lines, shapes, before = self._begun, self._shapes, self.lines
@@ -175,6 +182,7 @@ class LogSearch:
                 patterns = self._learn(shape)
             if patterns[0] or patterns[1]:
                 self._look(at, before + at + 1, *patterns)
+        self._before = (self._before + lines[:count][-_BEHIND:])[-_BEHIND:]
         del lines[:count]
         self.lines = before + count
 
@@ -207,6 +215,9 @@ class LogSearch:
         if best is not None:
             *_, pattern, match = best
             self._taken = number + match.group().count("\n")
+            if pattern.signature.level == "symptom" and tells & _RAISES and number <= self._ignores:
+                self._ignores = 0
+                return
             self._note(pattern, match, number, line)
             if pattern.is_vague and tells & _RAISES:
                 self._raised_last = (pattern.id, number, text)
@@ -243,11 +254,16 @@ class LogSearch:
         text = found.decode("utf-8", "replace").strip()
         if text.endswith(":") and at + 1 < len(self._begun):
             text += " " + self._begun[at + 1].decode("utf-8", "replace").strip()
+        elif text == "AssertionError":
+            above = (self._before + self._begun[max(0, at - _BEHIND) : at])[-_BEHIND:]
+            asserted = [match[1] for line in above if (match := _ASSERTED.search(line))]
+            text += "".join(f": {each.decode('utf-8', 'replace')}" for each in asserted[-1:])
         return text
 
     def _class_of(self, text: str, number: int, *, is_said: bool) -> None:
         """Note an error by its class. is_said: it is not the exception of a traceback, and counts less."""
-        for pattern in self._classes:
+        self._classed += 1
+        for pattern in self._classes if self._classed <= _MOST_CLASSED else ():
             if match := pattern.expression.search(text):
                 if pattern.id not in self._found:
                     self._note(pattern, match, number, b"")
@@ -273,11 +289,12 @@ class LogSearch:
         return f"{text}\n{more[:THEN_CHARS]}"
 
     def _note(self, pattern: _Pattern, match: re.Match[str], number: int, line: bytes) -> None:
+        self._times[pattern.id] += 1
         before = self._found.get(pattern.id)
-        times = 1 if before is None else before.times + 1
+        if before is not None and not before.is_warned:
+            return
         is_warned = _WARNED.search(line) is not None
-        if before is not None and before.is_warned <= is_warned:
-            self._found[pattern.id] = replace(before, times=times)
+        if before is not None and is_warned:
             return
         signature = pattern.signature
         self._found[pattern.id] = Sighting(
@@ -288,7 +305,7 @@ class LogSearch:
             confirm=filled(signature.confirm, match, self._host),
             line=_shown(match),
             number=number,
-            times=times,
+            times=1,
             is_warned=is_warned,
         )
 
@@ -316,14 +333,21 @@ def _is_whole(words: str, head: str, end: int) -> bool:
 
 def _tells(shape: bytes) -> int:
     """How lines of this kind may tell of an exception: the sum of what they may do."""
-    return (
-        _RAISES * (any(word in shape for word in _RAISED_WORDS) or _CLASS_AT_START.match(shape) is not None)
-        + _SAYS * any(word in shape for word in _SAID_WORDS)
-        + _CATCHES * (_CAUGHT in shape)
-        + _IGNORES * (_IGNORED in shape)
-        + _TRACES * (_TRACEBACK in shape)
-        + _RAISES_BARE * (_BARE_CLASS.match(shape) is not None)
-    )
+    tells = 0
+    if b"rror" in shape or b"xception" in shape or b"Interrupt" in shape or b"Exit" in shape:
+        tells = _RAISES | _SAYS | _CATCHES * (_CAUGHT in shape) | _IGNORES * (_IGNORED in shape)
+    elif (
+        b"ERROR" in shape or b"atal: " in shape or b"FATAL: " in shape or b"what():" in shape or b"NCCL WARN " in shape
+    ):
+        tells = _SAYS
+    if b":" in shape:
+        if _CLASS_AT_START.match(shape):
+            tells |= _RAISES
+        elif _BARE_CLASS.match(shape):
+            tells |= _RAISES_BARE
+        if _TRACEBACK in shape:
+            tells |= _TRACES
+    return tells
 
 
 @functools.cache

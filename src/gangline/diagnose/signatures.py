@@ -277,7 +277,7 @@ SIGNATURES: dict[str, Signature] = {
         fix="CUDA_LAUNCH_BLOCKING=1 shows the line; if it moves from run to run, suspect the card",
     ),
     "no-gpu": Signature(
-        patterns=("No CUDA GPUs are available", "Torch not compiled with CUDA enabled"),
+        patterns=("No CUDA GPUs are available", "Torch not compiled with CUDA enabled", "failed call to cuInit"),
         means="torch sees no GPU there, or was built without CUDA (E-SW-10, E-GPU-09)",
         fix="nvidia-smi has to list the card; install torch from PyTorch's index for CUDA",
     ),
