@@ -407,7 +407,10 @@ SIGNATURES: dict[str, Signature] = {
         fix="there: sudo systemctl start ssh (or sshd); or set `port`",
     ),
     "ssh-silent": Signature(
-        patterns=(r"ssh: connect to host (\S{1,253}) port \d+: (?:Connection timed out|No route to host)",),
+        patterns=(
+            r"ssh: connect to host (\S{1,253}) port \d+: (?:Connection timed out|No route to host)",
+            r"ssh: connect to host (\S{1,253}) port \d+: (?:Network is unreachable|Host is down)",
+        ),
         means="{0} does not answer (E-ACC-01)",
         fix="check that it is on and reachable, or take it out of the cluster file",
     ),
