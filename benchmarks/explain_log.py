@@ -1,10 +1,12 @@
 """How fast `gangline explain FILE` reads logs: MB per second of processor time, and the memory that it takes.
 
     python -m benchmarks.explain_log [--megabytes 50]
+    python -m benchmarks.explain_log --damaged 10000
 
 The logs are made from a seed: lines of healthy steps; one real excerpt of every known failure, over and over, with
 other numbers; lines that are all different words; lines that begin as known ones do and go on otherwise, which cost the
-most. Each is read by a process of its own.
+most. Each is read by a process of its own. `--damaged`: so many logs of real excerpts that are cut, doubled, mixed and
+have bytes that are no text: how many could not be read, and the slowest one.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 from gangline.diagnose.corpus import known_failures
+from gangline.diagnose.log_search import LogSearch
 from gangline.diagnose.signatures import head_of
 from gangline.report.log_answer import read_log
 from tests.unit.diagnose.excerpts import excerpts
@@ -75,7 +79,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--megabytes", type=float, default=50)
     parser.add_argument("--read", type=Path, help="read this log: what each row's process does")
+    parser.add_argument("--damaged", type=int, default=0, metavar="N", help="read N damaged logs instead")
     arguments = parser.parse_args()
+    if arguments.damaged:
+        read_damaged(arguments.damaged)
+        return
     if arguments.read is not None:
         read_log(arguments.read.with_name("nothing"))
         before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
@@ -93,6 +101,37 @@ def main() -> None:
             told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
             sys.stdout.write(f"| {name} | {path.stat().st_size / 1e6:.0f} MB | {told} |\n")
             sys.stdout.flush()
+
+
+def damaged(dice: random.Random, texts: list[bytes]) -> bytes:
+    """A log of parts of several excerpts, in which bytes were exchanged, taken out or repeated."""
+    parts = []
+    for text in dice.choices(texts, k=dice.randrange(1, 6)):
+        begin = dice.randrange(len(text))
+        parts.append(text[begin : begin + dice.randrange(1, len(text) + 1)] * dice.choice((1, 1, 1, 2, 50)))
+    log = bytearray(dice.choice((b"\n", b"", b"\r", b" ", b"\x1b[31m")).join(parts))
+    for _ in range(dice.randrange(1 + len(log) // 20)):
+        log[dice.randrange(len(log))] = dice.randrange(256)
+    return bytes(log)
+
+
+def read_damaged(count: int) -> None:
+    """Print how many of so many damaged logs cannot be read, and how long the slowest of them took."""
+    dice = random.Random(0)
+    texts = [row["seen"].encode() for rows in excerpts().values() for row in rows.values()]
+    LogSearch().feed(b"the first one makes the tables\n" * 50)
+    failed, slowest = 0, 0.0
+    for _ in range(count):
+        log, begun = damaged(dice, texts), time.process_time()
+        try:
+            search = LogSearch()
+            search.feed(log)
+            search.finish()
+        except Exception:  # noqa: BLE001 - any of them is a failure to count
+            failed += 1
+            sys.stdout.write(f"{traceback.format_exc()}\n{log!r}\n")
+        slowest = max(slowest, (time.process_time() - begun) / max(len(log), 10_000) * 1e6)
+    sys.stdout.write(f"{count:,} damaged logs, {failed} not read; the slowest: {slowest:.2f} s per MB\n")
 
 
 def write(path: Path, lines: Iterator[str], size: int) -> None:

@@ -22,16 +22,19 @@ MOST_RAISED = 5
 
 _AHEAD = 40
 """Lines that a match may reach beyond the line in which it begins."""
-_BEHIND = 3
-"""Lines that are kept of those before a line."""
+_BEHIND = 400
+"""Lines that are kept of those before a line: one of them has its time."""
+_ASSERTED_ABOVE = 3
+"""So many lines above a bare AssertionError its condition stands."""
 _WINDOW = 16 << 10
 """Bytes of a line, or of lines together, in which a pattern is tried at a time."""
-_MOST_CLASSED = 5_000
-"""Of so many exceptions that no row knows the class is looked for."""
+_MOST_CLASSED = 1_000
+"""Of so many kinds of exceptions that no row knows the class is looked for: it takes a millisecond."""
 _MOST_SHAPES, _MOST_SHAPE_BYTES = 100_000, 2_000
 """How many kinds of lines are remembered, and of which length."""
 
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_NO_DIGITS = str.maketrans("123456789", "000000000")
 _WORD = re.compile(rb"[A-Za-z]{4,}")
 _COMMON = frozenset(
     re.findall(
@@ -50,6 +53,7 @@ _CLASS_AT_START = re.compile(rb"(?:\[\w+\]:? ?|[\w.-]{1,60}: )?((?:[a-z_]\w{0,60
 """An exception whose class does not end in Error, as a line of a traceback has it: `pyarrow.lib.ArrowInvalid: ...`."""
 _ASSERTED = re.compile(rb"(?:^|\s)(assert\s[^\n]{1,300})")
 """The line of code whose condition does not hold: it stands above a bare AssertionError."""
+_TIME = re.compile(rb"(20\d\d-[01]\d-[0-3]\d)[T _]([0-2]\d:[0-5]\d:[0-6]\d)(?:[.,](\d{1,6}))?")
 _BARE_CLASS = re.compile(rb"(?:\[\w+\]:? ?)?([A-Z][a-z]+[A-Z]\w{2,60}: [^\n]{1,2000})")
 """The same without its module, as a notebook has it."""
 _SAID = re.compile(
@@ -58,7 +62,7 @@ _SAID = re.compile(
     rb"|what\(\): {1,4}([^\n]{8,2000})|(?:\[ERROR\]|\bERROR\b)[^\n]{0,60}?[\])|:-] {1,4}([A-Z'\"`/<(][^\n]{12,2000})"
 )
 """An error of a program that is not Python's."""
-_PROSE = re.compile(rb"[a-z]\s*$")
+_PROSE = re.compile(rb"[a-z,;]\s*$|\bINFO\b")
 """Before the class of an exception: a sentence speaks of it, or code catches it."""
 _IGNORED, _CAUGHT = b"Exception ignored in", b"During handling of the above exception"
 _TRACEBACK = b"raceback (most recent call last)"
@@ -88,6 +92,8 @@ class Sighting:
     """In how many lines they stand."""
     is_warned: bool
     """That line calls itself a warning, or the program caught that error."""
+    time: str = ""
+    """The date and time that the log gives on that line or last before it: `2026-11-27 08:00:00.5`; in no zone."""
 
     @property
     def is_echo(self) -> bool:
@@ -145,7 +151,7 @@ class LogSearch:
         self._times: Counter[str] = Counter()
         self._taken = 0
         """The last line of a match over several lines."""
-        self._classed = 0
+        self._class_by_shape: dict[str, _Pattern] = {}
         self._raised_last = ("", 0, "")
         """The last exception that is no cause: its id, the number of its line, its words."""
         self._ignores = 0
@@ -219,6 +225,8 @@ class LogSearch:
                 self._ignores = 0
                 return
             self._note(pattern, match, number, line)
+            if self._found[pattern.id].number == number:
+                self._found[pattern.id] = replace(self._found[pattern.id], time=self._time_at(at))
             if pattern.is_vague and tells & _RAISES:
                 self._raised_last = (pattern.id, number, text)
         elif tells:
@@ -255,23 +263,40 @@ class LogSearch:
         if text.endswith(":") and at + 1 < len(self._begun):
             text += " " + self._begun[at + 1].decode("utf-8", "replace").strip()
         elif text == "AssertionError":
-            above = (self._before + self._begun[max(0, at - _BEHIND) : at])[-_BEHIND:]
+            above = (self._before + self._begun[max(0, at - _ASSERTED_ABOVE) : at])[-_ASSERTED_ABOVE:]
             asserted = [match[1] for line in above if (match := _ASSERTED.search(line))]
             text += "".join(f": {each.decode('utf-8', 'replace')}" for each in asserted[-1:])
         return text
 
     def _class_of(self, text: str, number: int, *, is_said: bool) -> None:
         """Note an error by its class. is_said: it is not the exception of a traceback, and counts less."""
-        self._classed += 1
-        for pattern in self._classes if self._classed <= _MOST_CLASSED else ():
-            if match := pattern.expression.search(text):
-                if pattern.id not in self._found:
-                    self._note(pattern, match, number, b"")
-                    self._found[pattern.id] = replace(self._found[pattern.id], line=text, is_warned=is_said)
-                else:
-                    self._note(pattern, match, number, b"")
-                self._raised_last = (pattern.id, number, text)
-                return
+        shape = text.translate(_NO_DIGITS)
+        pattern = self._class_by_shape.get(shape)
+        if pattern is None and len(self._class_by_shape) < _MOST_CLASSED:
+            pattern = next((each for each in self._classes if each.expression.search(text)), None)
+            if pattern is not None:
+                self._class_by_shape[shape] = pattern
+        match = None if pattern is None else pattern.expression.search(text)
+        if pattern is None or match is None:
+            return
+        before = self._found.get(pattern.id)
+        if before is None or (before.is_warned and not is_said):
+            self._note(pattern, match, number, b"")
+            self._found[pattern.id] = replace(
+                self._found[pattern.id], line=text, is_warned=is_said, time=self._time_at(number - 1 - self.lines)
+            )
+        else:
+            self._times[pattern.id] += 1
+        self._raised_last = (pattern.id, number, text)
+
+    def _time_at(self, at: int) -> str:
+        """The time of a line, or the last one before it; empty where the log gives none."""
+        above = self._before + self._begun[max(0, at - _BEHIND) : at + 1]
+        for line in reversed(above[-_BEHIND - 1 :]):
+            if found := _TIME.search(line[:_WINDOW]):
+                day, clock, fraction = (each.decode() for each in found.groups(b"0"))
+                return f"{day} {clock}.{fraction}"
+        return ""
 
     def _set_aside(self, number: int) -> None:
         """The program caught the exception above this line, and another one follows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,13 +87,24 @@ def together(reports: Iterable[LogReport]) -> list[SeenFailure]:
             by_id.setdefault(sighting.id, []).append((report.name, sighting))
     seen = [
         SeenFailure(
-            first=min((each for _, each in places), key=lambda each: each.is_warned),
+            first=min((each for _, each in places), key=lambda each: (each.is_warned, each.time)),
             places=tuple((name, each.number) for name, each in places),
             times=sum(each.times for _, each in places),
         )
         for places in by_id.values()
     ]
-    return sorted(seen, key=lambda each: each.first.order[:2])
+    ranked = sorted(seen, key=_rank)
+    alike = (list(group) for _, group in itertools.groupby(ranked, key=_rank))
+    return [each for group in alike for each in _by_time(group)]
+
+
+def _rank(seen: SeenFailure) -> tuple[int, bool]:
+    return seen.first.order[:2]
+
+
+def _by_time(seen: list[SeenFailure]) -> list[SeenFailure]:
+    """The first in time first, where the logs give every one a time; else in the order of the logs."""
+    return sorted(seen, key=lambda each: each.first.time) if all(each.first.time for each in seen) else seen
 
 
 def answer_lines(reports: Sequence[LogReport]) -> list[str]:

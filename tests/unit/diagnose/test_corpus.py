@@ -11,7 +11,7 @@ from gangline.checks.judge import FAMILIES
 from gangline.diagnose.corpus import ERRORS, RANKS, families, known_failures
 from gangline.diagnose.log_search import LogSearch, Sighting, whole_words
 from gangline.diagnose.signatures import LEVELS, Signature, matches
-from tests.unit.diagnose.excerpts import MADE_UP, excerpts
+from tests.unit.diagnose.excerpts import FOLDER, MADE_UP, excerpts
 from tests.unit.test_house_rules import BANNED_TEXT
 
 ROWS = [(family, name) for family, rows in families().items() if family != RANKS for name in rows]
@@ -135,3 +135,11 @@ def test_logs_with_random_damage_are_read() -> None:
         search = LogSearch()
         search.feed(bytes(log))
         assert {each.id for each in search.finish()} <= set(known_failures())
+
+
+def test_a_healthy_log_with_many_warnings_accuses_nobody() -> None:
+    """Its lines are those of programs that go on: warnings, what was caught or is ignored, measures named error."""
+    text = (FOLDER.parent / "healthy.log").read_text(encoding="utf-8")
+    told = [each for each in found_in(text) if each.level not in {"echo", "noise"}]
+    assert [(each.id, each.line) for each in told if each.level == "cause" or not each.is_warned] == []
+    assert len(text.splitlines()) > 40

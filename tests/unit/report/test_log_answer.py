@@ -134,6 +134,17 @@ def test_logs_of_several_ranks_are_one_story(tmp_path: Path) -> None:
         assert f"({first}:1 and 1 other log, 3 times; reset)" in lines[-1]
 
 
+def test_of_several_logs_the_first_cause_in_time_is_told_first(tmp_path: Path) -> None:
+    late = log(tmp_path, "2026-11-27 08:00:09,100 step 1", LINES["gpu-memory"], name="rank-0.log")
+    soon = log(tmp_path, "2026-11-27T08:00:07.2 step 1", "step 2", LINES["no-space"], name="rank-1.log")
+    lines = answer_lines(read_logs([str(late), str(soon)], stdin=io.BytesIO()))
+    assert lines[1] == "cause    a disk is full"
+    assert any(line.startswith("also") and "gpu-memory" in line for line in lines)
+    undated = log(tmp_path, "step 1", LINES["gpu-memory"], name="rank-0.log")
+    lines = answer_lines(read_logs([str(undated), str(soon)], stdin=io.BytesIO()))
+    assert lines[1] == "cause    a GPU had no room for 2.00 GiB more"
+
+
 def test_standard_input_is_a_log(tmp_path: Path) -> None:
     (report,) = read_logs(["-"], stdin=io.BytesIO(f"\n{LINES['quota']}".encode()))
     assert (report.name, report.lines, found(report)) == ("standard input", 2, [("quota", 2)])
