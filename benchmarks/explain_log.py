@@ -130,8 +130,8 @@ def read_damaged(count: int) -> None:
         except Exception:  # noqa: BLE001 - any of them is a failure to count
             failed += 1
             sys.stdout.write(f"{traceback.format_exc()}\n{log!r}\n")
-        slowest = max(slowest, (time.process_time() - begun) / max(len(log), 10_000) * 1e6)
-    sys.stdout.write(f"{count:,} damaged logs, {failed} not read; the slowest: {slowest:.2f} s per MB\n")
+        slowest = max(slowest, time.process_time() - begun)
+    sys.stdout.write(f"{count:,} damaged logs, {failed} not read; the slowest: {slowest:.2f} s of processor time\n")
 
 
 def write(path: Path, lines: Iterator[str], size: int) -> None:
