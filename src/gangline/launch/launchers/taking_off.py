@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gangline.config.fields import SECRET
-from gangline.config.host_file import OURS
 from gangline.errors import UsageError
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.transport import SECRETS
@@ -113,6 +111,10 @@ class Wishes:
 
     def export(self, name: str, value: str | None) -> None:
         """Set a variable of the ranks. value: None: that of the user's environment, if there is one."""
+        # imported here: pydantic costs 0.2 s, which verbs that start nothing need not pay
+        from gangline.config.fields import SECRET
+        from gangline.config.host_file import OURS
+
         value = self.variables.get(name) if value is None else value
         if name in SECRETS:
             self.notes.append(f"{name}: the ranks have it anyhow")
