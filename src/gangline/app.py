@@ -58,7 +58,9 @@ from gangline.control.user_command import (
     start_command,
 )
 from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
+from gangline.errors import UsageError
 from gangline.launch.backend import LaunchRequest
+from gangline.launch.config_files import FORMATS, ExportedRun
 from gangline.provision.checkpoint_sources import bring, survey_places
 from gangline.provision.console import Console
 from gangline.provision.trees import create_folder, write_documents
@@ -372,6 +374,34 @@ def rehearse_command(
         return _script_lines(cluster, home, new_id(run_ids(home)), record.name)
     with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
         return _command_lines(record, new_id(run_ids(home)), 1, cluster, context)
+
+
+def export_config(
+    record: CommandRecord,
+    kind: str,
+    *,
+    home: Path,
+    cluster_path: Path | None,
+    console: Console,
+    deps: Dependencies = REAL,
+) -> dict[str, str]:
+    """The files with which another launcher starts the ranks that `run` would start: name -> text. Starts nothing.
+
+    kind: a row of `launch.config_files.FORMATS`.
+    """
+    cluster = load_cluster(cluster_path, home)
+    if must_submit(cluster, deps.variables):
+        raise UsageError(
+            "the hosts of this cluster are known once Slurm has given them",
+            seen="a cluster file with `slurm`",
+            fix="its batch script: gangline run --dry-run -- CMD",
+        )
+    with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
+        gang = command_gang(record.on(cluster), new_id(run_ids(home)), 1)
+        ready = preview(_inspected(record.on(cluster), context), context)
+        program = program_of(record, gang)
+        request = render(ready, gang, context, program=program)
+        return FORMATS[kind](ExportedRun(cluster=ready.cluster, request=request, program=program))
 
 
 def rehearse_resume(

@@ -22,7 +22,7 @@ from gangline.errors import GanglineError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("gangline.cli.init", "write cluster.yaml from host names; shows host keys first"),
-    "discover": ("gangline.cli.discover", "list hosts with sshd on this computer's networks; nobody logs in"),
+    "discover": ("gangline.cli.discover", "list hosts with sshd on this computer's networks"),
     "convert": ("gangline.cli.convert", "turn files of other trainers into ours, key by key"),
     "setup": ("gangline.cli.setup", "build the environment that trains on this computer"),
     "check": ("gangline.cli.check", "look for faults on every host: evidence, meaning, fix"),
@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("gangline.cli.train", "check, plan, start and follow; the run goes on when you leave"),
     "sweep": ("gangline.cli.sweep", "try many values of a job's keys, a run for each, and rank them"),
     "run": ("gangline.cli.run", "run your own script on every host"),
+    "export-config": ("gangline.cli.export_config", "write files for torchrun, deepspeed, sbatch"),
     "bench": ("gangline.cli.bench", "measure the network, each rank's speed, or how a job scales"),
     "ps": ("gangline.cli.ps", "list the runs"),
     "attach": ("gangline.cli.attach", "follow a run from now on"),

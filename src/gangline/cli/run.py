@@ -12,7 +12,7 @@ from gangline import app
 from gangline.cli.options import ClusterFile, Detach, DryRun, argument, option
 from gangline.cli.output import Terminal, print_data, print_started
 from gangline.context import cluster_file, default_home
-from gangline.control.user_command import draft
+from gangline.control.user_command import draft, split_words
 from gangline.errors import UsageError
 from gangline.units import parse_duration
 
@@ -37,6 +37,9 @@ def command(  # noqa: PLR0913  (options of a command line)
     ] = Path(),
     resume_flag: Annotated[
         str | None, option("append this to CMD when it is started again, such as --resume", "WORDS")
+    ] = None,
+    host_args: Annotated[
+        list[str] | None, option("append words to CMD on one host: 'pc2=--batch 4'; once per host", "HOST=WORDS")
     ] = None,
     stall_after: Annotated[
         str, typer.Option(metavar="TIME", help="treat the run as stalled after this long without output: 30m, 2h; none")
@@ -66,6 +69,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         stall_after_s=_stall_after_s(stall_after, on_stall),
         on_stall="report" if on_stall is None else on_stall.value,
         restarts=restarts,
+        host_words=_host_words(host_args or []),
     )
     console = Terminal()
     for number, line in enumerate(record.notes):
@@ -75,6 +79,20 @@ def command(  # noqa: PLR0913  (options of a command line)
         return
     layout = app.run(record, home=home, cluster_path=path, console=console)
     print_started(layout, follow=not detach)
+
+
+def _host_words(options: list[str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for text in options:
+        host, has_words, words = text.partition("=")
+        if not host or not has_words or host in found:
+            raise UsageError(
+                f"--host-args {text!r} is not valid",
+                seen="expected HOST=WORDS, each host once",
+                fix="gangline run --host-args 'pc2=--batch 4' -- train.py",
+            )
+        found[host] = split_words("--host-args", words)
+    return found
 
 
 def _stall_after_s(words: str, on_stall: OnStall | None) -> float | None:

@@ -49,6 +49,8 @@ class CommandRecord(Record):
     """Variables that the launchers in front of the program would set."""
     placement: RankPlaces | None = None
     """Where they would put ranks; None: one in each slot of the cluster."""
+    host_words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Host -> words that its ranks get behind all others."""
     notes: tuple[str, ...] = ()
     """What became of those launchers and their options, for the user; (): there was none."""
 
@@ -64,6 +66,13 @@ class CommandRecord(Record):
 
     def on(self, cluster: Cluster) -> Cluster:
         """The part of a cluster that its ranks run on; raises UsageError where the cluster lacks what it asks for."""
+        for name in self.host_words:
+            if name not in {host.name for host in cluster.hosts}:
+                raise UsageError(
+                    f"--host-args {name}: no host of this cluster",
+                    seen=f"its hosts: {', '.join(host.name for host in cluster.hosts)}",
+                    fix="write the name of a host as in the cluster file",
+                )
         return cluster if self.placement is None else self.placement.on(cluster)
 
     @property
@@ -91,18 +100,19 @@ def draft(words: tuple[str, ...], *, folder: Path, resume_flag: str | None = Non
     require_runnable(words)
     choices = {"env": taken.env, "placement": taken.placement, "notes": taken.notes, **choices}
     choices["restarts"] = choices.get("restarts") or taken.restarts
-    resume_words = None if resume_flag is None else _split(resume_flag)
+    resume_words = None if resume_flag is None else split_words("--resume-flag", resume_flag)
     return CommandRecord(words=words, resume_words=resume_words, folder=str(folder.absolute()), project={}, **choices)
 
 
-def _split(flag: str) -> tuple[str, ...]:
+def split_words(option: str, text: str) -> tuple[str, ...]:
+    """The words of the value of an option, as a shell would split it; raises UsageError."""
     try:
-        return tuple(shlex.split(flag))
+        return tuple(shlex.split(text))
     except ValueError as error:
         raise UsageError(
-            "--resume-flag cannot be split into words",
-            seen=f"{flag}: {error}",
-            fix="close its quotes, as for a shell: --resume-flag \"--resume_from_checkpoint 'my folder'\"",
+            f"{option} cannot be split into words",
+            seen=f"{text}: {error}",
+            fix=f"close its quotes, as for a shell: {option} \"--resume_from_checkpoint 'my folder'\"",
         ) from error
 
 
@@ -134,7 +144,12 @@ def program_of(record: CommandRecord, gang: Gang) -> Program:
     """The program of every rank of an attempt; it runs in the run's copy of the folder."""
     folder = RunLayout(Path(), gang.run_id).project
     return Program(
-        kind="command", argv=record.words_of(gang.attempt), cwd=str(folder), stall=record.stall, env=record.env
+        kind="command",
+        argv=record.words_of(gang.attempt),
+        host_words=record.host_words,
+        cwd=str(folder),
+        stall=record.stall,
+        env=record.env,
     )
 
 

@@ -37,6 +37,8 @@ class Program:
     """worker: our trainer. command: the user's own, which knows nothing of gangline."""
     argv: tuple[str, ...] = ()
     """command: the user's words."""
+    host_words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """command: host -> words that its ranks get behind those."""
     cwd: str | None = None
     """command: where it runs, a folder on every host; one that is not absolute lies in the host's work folder."""
     env: dict[str, str] = field(default_factory=dict)

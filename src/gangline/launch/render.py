@@ -128,7 +128,7 @@ def _worker(layout: RunLayout, attempt: int) -> tuple[str, ...]:
 
 
 def _command(host: Host, program: Program, rank_files: Path, folder: Path) -> tuple[str, ...]:
-    words = rank_words(program.argv, python=host.python)
+    words = rank_words((*program.argv, *program.host_words.get(host.name, ())), python=host.python)
     return ("--no-python", host.python, str(folder / SHIM), str(rank_files), *words)
 
 
