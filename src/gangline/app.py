@@ -60,7 +60,7 @@ from gangline.control.user_command import (
 from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
 from gangline.errors import UsageError
 from gangline.launch.backend import LaunchRequest
-from gangline.launch.config_files import FORMATS, ExportedRun
+from gangline.launch.config_files import FORMATS, RunForOthers
 from gangline.provision.checkpoint_sources import bring, survey_places
 from gangline.provision.console import Console
 from gangline.provision.trees import create_folder, write_documents
@@ -401,7 +401,7 @@ def export_config(
         ready = preview(_inspected(record.on(cluster), context), context)
         program = program_of(record, gang)
         request = render(ready, gang, context, program=program)
-        return FORMATS[kind](ExportedRun(cluster=ready.cluster, request=request, program=program))
+        return FORMATS[kind](RunForOthers(cluster=ready.cluster, request=request, program=program))
 
 
 def rehearse_resume(

@@ -3,7 +3,7 @@
 import sys
 
 from gangline.control.user_command import command_gang
-from gangline.launch.config_files import FORMATS, ExportedRun
+from gangline.launch.config_files import FORMATS, RunForOthers
 from gangline.launch.direct import DirectBackend
 from gangline.launch.program import Program
 from gangline.runs.cluster import Cluster, Host
@@ -22,7 +22,7 @@ def test_slurm_starts_the_ranks_of_every_node(slurm):
     cluster, program = Cluster(name="c", hosts=hosts), Program(kind="command", argv=("train.py",))
     gang = command_gang(cluster, "calm-otter-7", 1)
     request = DirectBackend(num_cpus=1).render(cluster, gang, port=29511, program=program)
-    files = FORMATS["sbatch"](ExportedRun(cluster=cluster, request=request, program=program))
+    files = FORMATS["sbatch"](RunForOthers(cluster=cluster, request=request, program=program))
     account.desk.write("job.sbatch", files["job.sbatch"])
     account.desk.write("train.py", SCRIPT)
     account.desk.check(["sbatch", "--wait", "job.sbatch"], timeout_s=80)

@@ -18,7 +18,7 @@ OURS = {"GANGLINE_HOST"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedRun:
+class RunForOthers:
     """What files for another launcher are made of."""
 
     cluster: Cluster
@@ -80,7 +80,7 @@ class ExportedRun:
         return next(iter(counts.values()))
 
 
-def hostfile(run: ExportedRun) -> dict[str, str]:
+def hostfile(run: RunForOthers) -> dict[str, str]:
     """For mpirun of OpenMPI and for DeepSpeed; it has no variables."""
     lines = [f"{run.address(part)} slots={len(part.ranks)}" for part in run.request.hosts]
     addresses = [line.split()[0] for line in lines]
@@ -93,7 +93,7 @@ def hostfile(run: ExportedRun) -> dict[str, str]:
     return {"hostfile": _text(lines)}
 
 
-def deepspeed(run: ExportedRun) -> dict[str, str]:
+def deepspeed(run: RunForOthers) -> dict[str, str]:
     """A hostfile, variables, and the command, to be typed where ssh reaches every host."""
     address, port = run.meet
     given = run.common_words("DeepSpeed")
@@ -112,7 +112,7 @@ def deepspeed(run: ExportedRun) -> dict[str, str]:
     }
 
 
-def accelerate(run: ExportedRun) -> dict[str, str]:
+def accelerate(run: RunForOthers) -> dict[str, str]:
     """A configuration and a command for each host."""
     run.equal_slots("accelerate")
     address, port = run.meet
@@ -141,7 +141,7 @@ def accelerate(run: ExportedRun) -> dict[str, str]:
     return found
 
 
-def torchrun(run: ExportedRun) -> dict[str, str]:
+def torchrun(run: RunForOthers) -> dict[str, str]:
     """A command for each host."""
     found = {}
     for number, part in enumerate(run.request.hosts):
@@ -154,7 +154,7 @@ def torchrun(run: ExportedRun) -> dict[str, str]:
     return found
 
 
-def sbatch(run: ExportedRun) -> dict[str, str]:
+def sbatch(run: RunForOthers) -> dict[str, str]:
     """A batch script for as many nodes, which Slurm chooses."""
     slots = run.equal_slots("a batch script")
     variables = run.common_variables("a batch script")
@@ -181,7 +181,7 @@ def sbatch(run: ExportedRun) -> dict[str, str]:
     }
 
 
-FORMATS: Mapping[str, Callable[[ExportedRun], dict[str, str]]] = {
+FORMATS: Mapping[str, Callable[[RunForOthers], dict[str, str]]] = {
     "hostfile": hostfile,
     "deepspeed": deepspeed,
     "accelerate": accelerate,
@@ -191,14 +191,14 @@ FORMATS: Mapping[str, Callable[[ExportedRun], dict[str, str]]] = {
 """What `gangline export-config` writes -> name and text of each file."""
 
 
-def _torchrun(run: ExportedRun, num_ranks: int) -> list[str]:
+def _torchrun(run: RunForOthers, num_ranks: int) -> list[str]:
     return [
         *("-m", "torch.distributed.run", "--nnodes", str(len(run.request.hosts)), "--nproc-per-node", str(num_ranks)),
         *("--rdzv-backend", "static", "--master-port", str(run.meet[1])),
     ]
 
 
-def _exports(run: ExportedRun, part: HostRequest) -> list[str]:
+def _exports(run: RunForOthers, part: HostRequest) -> list[str]:
     return [f"export {name}={shlex.quote(value)}" for name, value in run.variables(part).items()]
 
 

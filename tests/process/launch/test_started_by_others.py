@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gangline.control.user_command import command_gang
-from gangline.launch.config_files import FORMATS, ExportedRun
+from gangline.launch.config_files import FORMATS, RunForOthers
 from gangline.launch.direct import DirectBackend
 from gangline.launch.program import Program
 from gangline.runs.cluster import Cluster, Host
@@ -40,7 +40,7 @@ def export(tmp_path):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         request = DirectBackend(num_cpus=1).render(cluster, gang, port=port, program=program)
-        files = FORMATS[kind](ExportedRun(cluster=cluster, request=request, program=program))
+        files = FORMATS[kind](RunForOthers(cluster=cluster, request=request, program=program))
         for name, text in files.items():
             (tmp_path / name).write_text(text)
         return [name for name in files if name.endswith(".sh")]

@@ -45,6 +45,17 @@ def test_seconds_without_output_are_whole_and_by_its_own_clock(host):
     assert host.after(1)["4"]["silent_s"] == 0
 
 
+def test_a_step_that_a_script_reports_is_a_sign_of_progress(host):
+    host.starts(4)
+    host.prints(4, "begins\n")
+    host.after(1)
+    assert host.after(60)["4"]["silent_s"] == 60
+    (host.folder / "rank-4.step").write_text("1\n")
+    assert host.after(1)["4"]["silent_s"] == 0
+    row = host.after(60)["4"]
+    assert (row["silent_s"], row["printed"], row["line"]) == (60, True, "begins")
+
+
 def test_every_rank_has_its_own_row_from_when_it_runs(host):
     host.starts(5)
     host.after(10)

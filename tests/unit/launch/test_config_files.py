@@ -4,7 +4,7 @@ import pytest
 
 from gangline.control.user_command import command_gang
 from gangline.errors import UsageError
-from gangline.launch.config_files import FORMATS, ExportedRun
+from gangline.launch.config_files import FORMATS, RunForOthers
 from gangline.launch.direct import DirectBackend
 from gangline.launch.program import Program
 from gangline.runs.cluster import Cluster, Host
@@ -27,7 +27,7 @@ def run(*hosts, words=("train.py", "--name", "a b"), **program):
     request = DirectBackend(num_cpus=1).render(
         cluster, command_gang(cluster, "calm-otter-7", 1), port=29511, program=made
     )
-    return ExportedRun(cluster=cluster, request=request, program=made)
+    return RunForOthers(cluster=cluster, request=request, program=made)
 
 
 def test_a_hostfile_has_every_host_with_its_own_slots():

@@ -46,6 +46,8 @@ from gangline.agent.verbs import VerbFailed, answer
 
 SHIM = "rank_start.py"
 """What stands in front of the ranks of a program that is not ours; the request's command names it in our folder."""
+BROUGHT = {SHIM: SHIM, "rank_stacks.py": "path/sitecustomize.py", "script_hooks.py": "hooks/gangline/hooks.py"}
+"""Files of ours that such a program meets -> their place in our folder."""
 OWN_PATH = "GANGLINE_OWN_PATH"
 """Set where Python's path was set for gangline's own sake: the command shall not see it."""
 
@@ -58,8 +60,10 @@ def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors
     folder = Path(request["folder"])
     env = {**_compiled(request), **_own_env(), **secrets, **request["env"], TAG: request["folder"]}
     if request.get("program") == "command":
-        (folder / "path").mkdir(exist_ok=True)
-        for name, place in ((SHIM, SHIM), ("rank_stacks.py", "path/sitecustomize.py")):
+        for made in ("path", "hooks/gangline"):
+            (folder / made).mkdir(parents=True, exist_ok=True)
+        (folder / "hooks/gangline/__init__.py").touch()
+        for name, place in BROUGHT.items():
             (folder / place).write_bytes(pkgutil.get_data("gangline.agent.supervise", name) or b"")
     try:
         with (folder / CONSOLE_LOG).open("ab") as console:

@@ -2,7 +2,8 @@
 
 rank_start.py puts the folder of this file, as `sitecustomize.py`, in front of Python's path. So Python runs it before
 the program: it has the stacks of all threads written to the file $GANGLINE_STACKS on a signal that programs do not use,
-takes itself out of the environment, and runs the `sitecustomize` that is there otherwise.
+takes itself out of the environment, and runs the `sitecustomize` that is there otherwise. Behind all other folders of
+Python's path it puts the one with `gangline.hooks`.
 
 A file of its own, because the environment that runs it need not know gangline.
 """
@@ -51,4 +52,5 @@ def run_next() -> None:
 if __name__ == MODULE:
     listen(os.environ.pop("GANGLINE_STACKS", os.devnull))
     leave()
+    sys.path.append(HERE.rpartition("/")[0] + "/hooks")
     run_next()

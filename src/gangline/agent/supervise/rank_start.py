@@ -41,6 +41,7 @@ def main(argv: List[str]) -> int:
     for stream in (1, 2):
         os.dup2(log, stream)
     _write_pid(Path(folder, f"rank-{rank}.pid"))
+    os.environ["GANGLINE_RANK_FILES"] = folder
     _let_say_where(folder, rank)
     _name_in_other_ways()
     try:

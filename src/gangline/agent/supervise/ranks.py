@@ -432,14 +432,17 @@ class _Log:
         self._path = path
         self._since = self._changed_at = now
         self._size = 0
+        self._stepped = 0
+        """When the rank reported its last step (script_hooks.py), in nanoseconds; 0: never."""
         self._line: Optional[str] = ""
         """The last line; None: not read since it changed."""
 
     def look(self, now: float) -> None:
         """See whether it has grown."""
-        size = self._size_now()
-        if size != self._size:
-            self._size, self._changed_at, self._line = size, now, None
+        size, stepped = self._size_now(), self._stepped_now()
+        if (size, stepped) != (self._size, self._stepped):
+            self._line = None if size != self._size else self._line
+            self._size, self._stepped, self._changed_at = size, stepped, now
         if self._line is None and now - self._changed_at >= LINE_AFTER_S:
             self._line = self._last_line()
 
@@ -448,7 +451,7 @@ class _Log:
         return {
             "silent_s": int(now - self._changed_at),
             "age_s": int(now - self._since),
-            "printed": self._size > 0,
+            "printed": self._size > 0 or self._stepped > 0,
             "line": self._line or "",
         }
 
@@ -457,6 +460,12 @@ class _Log:
             return self._path.stat().st_size
         except OSError:  # it was taken away: that is no output
             return self._size
+
+    def _stepped_now(self) -> int:
+        try:
+            return self._path.with_suffix(".step").stat().st_mtime_ns
+        except OSError:
+            return self._stepped
 
     def _last_line(self) -> str:
         lines = tail(self._path, num_bytes=LINE_BYTES)

@@ -1,0 +1,94 @@
+"""For scripts of your own under `gangline run`: progress by step, and an end in good order.
+
+    from gangline import hooks
+
+    for step in range(1, steps + 1):
+        loss = train(...)
+        hooks.step(step, steps=steps, loss=loss, tokens=tokens)
+        if hooks.should_stop():
+            save(...)
+            break
+
+Elsewhere, as under plain torchrun, `step` does nothing, and `should_stop` knows of SIGTERM to its own ranks. It needs
+nothing but Python; gangline brings this file to hosts whose environment has no gangline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Optional
+
+FOLDER = "GANGLINE_RANK_FILES"
+"""Where ranks leave files for their host agent; not set elsewhere."""
+
+
+class _Script:
+    """What is known of this rank."""
+
+    stop_asked = False
+    listens = False
+    last_at: Optional[float] = None
+    """When the last step was reported, in seconds."""
+
+
+def step(
+    number: int,
+    *,
+    steps: Optional[int] = None,
+    loss: Any = None,
+    tokens: Optional[int] = None,
+    learning_rate: Optional[float] = None,
+) -> None:
+    """Report that an optimizer step is done, on every rank.
+
+    number: from 1. steps: all of them. loss: a number, or a tensor with one. tokens: that all ranks together have
+    trained in this step. The figures are those of rank 0.
+    """
+    folder, rank = os.environ.get(FOLDER), os.environ.get("RANK", "0")
+    if not folder:
+        return
+    before, _Script.last_at = _Script.last_at, time.monotonic()
+    try:
+        Path(folder, f"rank-{rank}.step").write_text(f"{number}\n", encoding="ascii")
+        if rank == "0":
+            step_s = None if before is None else _Script.last_at - before
+            rate = tokens / step_s if tokens is not None and step_s else None
+            figures = {"step": number, "steps": steps, "loss": None if loss is None else float(loss)}
+            figures.update(learning_rate=learning_rate, tokens_per_s=rate, step_s=step_s)
+            line = {"kind": "step", "time": datetime.now(timezone.utc).isoformat(), **figures}
+            with Path(folder).parents[1].joinpath("metrics.jsonl").open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+    except OSError:  # a full disk does not end the training
+        pass
+
+
+def should_stop() -> bool:
+    """Whether the run is to end now, the same on every rank; to be called by all of them after each step.
+
+    True once any rank has had SIGTERM, as from `gangline stop`: save and leave. Costs an exchange of one number where
+    torch.distributed is in use. Call it on the main thread.
+    """
+    if not _Script.listens:
+        _Script.listens = True
+        signal.signal(signal.SIGTERM, _note)
+    return _anywhere(asked=_Script.stop_asked)
+
+
+def _note(_number: int, _frame: Any) -> None:
+    _Script.stop_asked = True
+
+
+def _anywhere(*, asked: bool) -> bool:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return asked
+    on_gpu = torch.distributed.get_backend() == "nccl"
+    flag = torch.tensor(int(asked), device="cuda" if on_gpu else "cpu")
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+    return bool(flag.item())
