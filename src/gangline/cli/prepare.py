@@ -49,6 +49,12 @@ def command(  # noqa: PLR0913  (options of a command line)
         Path | None,
         option("write the changes as a shell script per host into this new folder (-: stdout), and make none", "DIR"),
     ] = None,
+    ansible: Annotated[
+        Path | None,
+        option(
+            "write the changes as an inventory and a playbook of Ansible into this new folder, and make none", "DIR"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Change hosts so that they can train together. Shows every file and command first, and asks; each change is
@@ -63,15 +69,16 @@ def command(  # noqa: PLR0913  (options of a command line)
     if undo and status:
         raise UsageError("--undo and --status are two things", fix="gangline prepare --status")
     console = _PrepareTerminal(as_json=as_json)
-    if commands and (undo or status or yes):
-        raise UsageError("--commands writes files and changes no host", fix="gangline prepare --commands DIR")
+    if (commands or ansible) and (undo or status or yes):
+        raise UsageError("--commands and --ansible write files and change no host", fix="leave out the other option")
     asked = prepare_hosts.PrepareQuestion(
         home=default_home(),
         words=tuple(words or ()),
         cluster=cluster_file(cluster),
         yes=yes,
-        dry_run=dry_run or commands is not None,
+        dry_run=dry_run or commands is not None or ansible is not None,
         commands=commands,
+        ansible=ansible,
     )
     if status:
         standing = prepare_hosts.status(asked, console=console)

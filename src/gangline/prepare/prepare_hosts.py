@@ -23,6 +23,7 @@ from gangline.decide.told_before import is_acknowledged
 from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.init.dependencies import InitConsole, Scan, says_yes, scan, scan_all, trust
 from gangline.init.dependencies import show as show_keys
+from gangline.prepare.ansible_playbook import playbook_files
 from gangline.prepare.change_view import plan_json, plan_lines, undo_lines
 from gangline.prepare.export_folder import STDOUT, require_new_folder, write_files
 from gangline.prepare.host_scripts import MACHINE_ID, host_script
@@ -72,6 +73,8 @@ class PrepareQuestion:
     dry_run: bool = False
     commands: Path | None = None
     """A folder for a script per host, instead of any change; `-` for stdout."""
+    ansible: Path | None = None
+    """A folder for an inventory and a playbook, instead of any change."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,8 +131,8 @@ def prepare(
     Raises UsageError for words that nobody knows and for a no, HostUnreachable where no host answers, GanglineError
     where a change failed: then nothing of that step stands on that host.
     """
-    if asked.commands is not None:
-        require_new_folder(asked.commands)
+    for folder in filter(None, (asked.commands, asked.ansible)):
+        require_new_folder(folder)
     cluster = _cluster(asked, console, logins)
     steps, hosts = chosen([name_of(word) for word in asked.words], cluster)
     with contextlib.ExitStack() as stack:
@@ -153,7 +156,7 @@ def prepare(
         for name in hosts:
             if name in session.readings:
                 session.found.plans[name] = session.plans(cluster.host(name), steps)
-        if asked.commands is not None:
+        if asked.commands or asked.ansible:
             _export(asked, session, console)
             return session.found
         _show(session.found, console)
@@ -402,22 +405,30 @@ def _show(found: Prepared, console: PrepareConsole) -> None:
 
 def _export(asked: PrepareQuestion, session: _Session, console: PrepareConsole) -> None:
     """The changes as files, instead of making them."""
-    found, folder = session.found, asked.commands
+    found = session.found
     found.dry_run = True
     for host, why in found.failed.items():
         console.report(f"{host}: left out: {why}")
-    scripts = {
-        f"{host}.sh": text
-        for host, plans in found.plans.items()
-        if (text := host_script(host, plans, session.sides[host].read(Asks(files=(MACHINE_ID,)))))
-    }
-    if not scripts:
+    if not found.num_changes:
         console.report("nothing has to be changed")
-    elif folder == STDOUT:
-        console.show([line for text in scripts.values() for line in text.splitlines()])
-    elif folder is not None:
-        write_files(folder, scripts)
-        console.report(f"wrote {_counted(len(scripts), 'script')} into {folder}; each begins with how to run it")
+        return
+    readings = {
+        host: session.readings[host].with_all_of(session.sides[host].read(Asks(files=(MACHINE_ID,))))
+        for host in found.plans
+    }
+    if asked.commands is not None:
+        scripts = {f"{host}.sh": host_script(host, plans, readings[host]) for host, plans in found.plans.items()}
+        scripts = {name: text for name, text in scripts.items() if text}
+        if asked.commands == STDOUT:
+            console.show([line for text in scripts.values() for line in text.splitlines()])
+        else:
+            write_files(asked.commands, scripts)
+            said = f"wrote {_counted(len(scripts), 'script')} into {asked.commands}"
+            console.report(f"{said}; each begins with how to run it")
+    if asked.ansible is not None:
+        write_files(asked.ansible, playbook_files(found.plans, session.cluster.hosts, readings))
+        run = "ansible-playbook -i inventory.yml playbook.yml"
+        console.report(f"wrote {asked.ansible}; there: {run} (-K: asks for sudo's password)")
 
 
 def _may_change(found: Prepared, asked: PrepareQuestion, console: PrepareConsole) -> bool:
