@@ -41,9 +41,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         bool, typer.Option("--yes", "-y", help="make the changes that are shown, without a question")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show the changes and make none")] = False,
-    undo: Annotated[
-        bool, typer.Option("--undo", help="take the changes of STEP back, or all of them: --undo all")
-    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="take back the changes of STEP, or --undo all")] = False,
     status: Annotated[bool, typer.Option("--status", help="list the changes that stand on the hosts")] = False,
     commands: Annotated[
         Path | None,

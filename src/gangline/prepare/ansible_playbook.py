@@ -7,15 +7,12 @@ play. Steps that can lock out go as a script with its own timer, which a task co
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
-
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
 
 from gangline.prepare.host_scripts import host_script
 from gangline.prepare.prepare_step import CommandChange, FileChange, HostReading, StepPlan
@@ -40,8 +37,7 @@ REPLACED = frozenset({"systemctl", "service", "mount", "apt-get", "rpm", "rsync"
 NOQA = "noqa: command-instead-of-module"
 HEAD = """---
 # What `gangline prepare` would change, for: ansible-playbook -i inventory.yml playbook.yml
-# With -K where sudo asks for a password. The first run makes the changes, a second one changes nothing.
-"""
+# With -K where sudo asks for a password. The first run makes the changes, a second one changes nothing."""
 
 
 def playbook_files(
@@ -59,22 +55,35 @@ def playbook_files(
         plays.append(play.to_yaml())
     if not plays:
         return {}
-    files["playbook.yml"] = HEAD + _yaml(plays)
-    files["inventory.yml"] = "---\n" + _yaml({"all": {"hosts": {host.name: _reached(host) for host in chosen}}})
+    inventory = {"all": {"hosts": {host.name: _reached(host) for host in chosen}}}
+    files["playbook.yml"] = "\n".join((HEAD, *_yaml(plays), ""))
+    files["inventory.yml"] = "\n".join(("---", *_yaml(inventory), ""))
     files["known_hosts"] = "".join(f"{host.name} {host.host_key}\n" for host in chosen if host.host_key)
     return files
 
 
-def _yaml(value: Any) -> str:
-    yaml = YAML()
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.width = 4096
-    yaml.representer.ignore_aliases = lambda *_values: True
-    stream = io.StringIO()
-    yaml.dump(value, stream)
-    text = stream.getvalue()
-    # a list at the top is indented, too, as everything in it
-    return re.sub(r"^  ", "", text, flags=re.MULTILINE) if isinstance(value, list) else text
+def _yaml(value: Any, indent: str = "") -> list[str]:
+    """Lines of YAML; every text in double quotes, as JSON has it, so that none is taken for something else."""
+    if isinstance(value, list):
+        rows = [
+            _yaml(each, f"{indent}  ") if isinstance(each, dict) else [f"{indent}  {_scalar(each)}"] for each in value
+        ]
+        return [
+            f"{indent}- {first[len(indent) + 2 :]}" if not at else first for row in rows for at, first in enumerate(row)
+        ]
+    found: list[str] = []
+    for key, each in value.items():
+        if key == NOQA:
+            found[0] += f"  # {NOQA}"
+        elif isinstance(each, dict | list):
+            found += [f"{indent}{key}:", *_yaml(each, f"{indent}  ")]
+        else:
+            found.append(f"{indent}{key}: {_scalar(each)}")
+    return found
+
+
+def _scalar(value: str | bool | int) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _reached(host: Host) -> dict[str, Any]:
@@ -275,14 +284,14 @@ def _with(task: Task, more: Mapping[str, Any]) -> Task:
 
 def _run(name: str, argv: Sequence[str], *, only_reads: bool = False) -> Task:
     """A task that runs a command, with Ansible's own module where it has one."""
-    task = CommentedMap({"name": _name(name)})
+    task: Task = {"name": _name(name)}
     if len(argv) == 3 and argv[0] == "systemctl" and argv[1] in STATES and not only_reads:
         task["ansible.builtin.systemd_service"] = {"name": argv[2], **STATES[argv[1]]}
         return task
     task["ansible.builtin.command"] = {"argv": [_plain(word) for word in argv]}
     task["changed_when"] = True
     if argv[0] in REPLACED:
-        task.yaml_add_eol_comment(NOQA, "name")
+        task[NOQA] = True
     return task
 
 

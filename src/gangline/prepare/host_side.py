@@ -117,7 +117,8 @@ class HostSide:
         """Make the changes of one scope; raises GanglineError, and then none of them stands."""
         changes = [change.to_json() for change in plan.changes if change.scope == scope]
         request = {"do": "apply", "scope": scope, "step": step, "txn": txn, "by": by, "changes": changes}
-        self._ask({**request, "revert_s": plan.revert_s}, timeout_s=TIMEOUT_S)
+        limit_s = sum(change.get("limit_s") or 0 for change in changes)
+        self._ask({**request, "revert_s": plan.revert_s}, timeout_s=TIMEOUT_S + limit_s)
 
     def confirm(self, scope: Scope, txn: str) -> None:
         """Keep what the timer would take back; raises GanglineError where it has done so already."""
@@ -135,7 +136,8 @@ class HostSide:
 
     def undo(self, scope: Scope, steps: Sequence[str] | None, shown: Undoable) -> None:
         """Do what was shown; raises GanglineError where something is not as it was then."""
-        self._ask(_undo(scope, steps, dry=False, expect=shown.token), timeout_s=TIMEOUT_S)
+        limit_s = sum(row["change"].get("limit_s") or 0 for row in shown.rows)
+        self._ask(_undo(scope, steps, dry=False, expect=shown.token), timeout_s=TIMEOUT_S + limit_s)
 
     def status(self, scope: Scope) -> list[dict[str, Any]]:
         """The changes that stand."""

@@ -176,6 +176,8 @@ class CommandChange:
     """What the probe prints now."""
     after: str | None = None
     """What it has to print afterwards; None: that is not known before."""
+    limit_s: float | None = None
+    """How long it, or its reverse, may take; None: two minutes."""
     scope: Scope = "root"
 
     def to_json(self) -> dict[str, Any]:
@@ -187,6 +189,7 @@ class CommandChange:
             "probe": list(self.probe),
             "before": self.before,
             "after": self.after,
+            "limit_s": self.limit_s,
         }
 
     def lines(self) -> list[str]:

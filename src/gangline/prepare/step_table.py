@@ -8,18 +8,37 @@ from collections.abc import Sequence
 from gangline.errors import UsageError
 from gangline.prepare.firewall_rules import FIREWALL
 from gangline.prepare.fixed_address import ADDRESS
+from gangline.prepare.gpu_containers import CONTAINER
+from gangline.prepare.gpu_driver import DRIVER_STEP
+from gangline.prepare.host_python import PYTHON_STEP
 from gangline.prepare.hostnames import NAMES
 from gangline.prepare.network_card import NIC
 from gangline.prepare.nfs_share import SHARE
 from gangline.prepare.no_suspend import SLEEP
 from gangline.prepare.prepare_step import PrepareStep
 from gangline.prepare.resource_limits import LIMITS
+from gangline.prepare.shared_account import USER_STEP
 from gangline.prepare.ssh_access import ACCESS
 from gangline.prepare.ssh_hardening import SSHD
 from gangline.prepare.time_service import CLOCK
 from gangline.runs.cluster import Cluster
 
-STEPS: tuple[PrepareStep, ...] = (ACCESS, ADDRESS, NIC, NAMES, CLOCK, SLEEP, LIMITS, FIREWALL, SHARE, SSHD)
+STEPS: tuple[PrepareStep, ...] = (
+    ACCESS,
+    USER_STEP,
+    ADDRESS,
+    NIC,
+    NAMES,
+    CLOCK,
+    SLEEP,
+    LIMITS,
+    PYTHON_STEP,
+    DRIVER_STEP,
+    CONTAINER,
+    FIREWALL,
+    SHARE,
+    SSHD,
+)
 
 
 def chosen(words: Sequence[str], cluster: Cluster) -> tuple[tuple[PrepareStep, ...], tuple[str, ...]]:

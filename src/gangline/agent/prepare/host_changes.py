@@ -3,7 +3,7 @@
 A change is one of
 
     {"kind": "file", "path", "content": base64 or null (no file), "before": digest or null, "mode", "folder_mode"}
-    {"kind": "command", "argv", "undo", "probe", "before", "after"}
+    {"kind": "command", "argv", "undo", "probe", "before", "after", "limit_s": seconds or null}
 
 `before` is what the user was shown: a change of something that is different by now is refused. A file keeps mode, owner
 and extended attributes, and is replaced in one step. A command comes with its reverse, and with a probe: a command that
@@ -111,12 +111,15 @@ def _environment() -> Dict[str, str]:
     return {"PATH": "{}:{}".format(os.environ.get("PATH", "/usr/bin:/bin"), SYSTEM_FOLDERS)}
 
 
-def execute(argv: List[str]) -> None:
-    """Run a command of a change to its end; raises VerbFailed with the last line that it said."""
+def execute(argv: List[str], limit_s: Optional[float] = None) -> None:
+    """Run a command of a change to its end; raises VerbFailed with the last line that it said.
+
+    limit_s: for one that takes longer than COMMAND_S, such as the installation of a driver.
+    """
     if not argv:
         return
     try:
-        output = run(argv, timeout_s=COMMAND_S, env=_environment())
+        output = run(argv, timeout_s=limit_s or COMMAND_S, env=_environment())
     except OSError as error:
         raise VerbFailed("{} cannot be run".format(argv[0]), str(error)) from None
     if output.returncode:
@@ -283,7 +286,7 @@ def undo(change: Record, target: Record, *, root: Path, mark: str, folders: List
     """Bring the thing to `target`; raises OSError and VerbFailed."""
     if change["kind"] == "command":
         if not change["probe"] or probed(change["probe"]) != target["text"]:
-            execute(change["undo"])
+            execute(change["undo"], change.get("limit_s"))
         return
     path = real_path(root, change["path"])
     if file_state(path) != target:

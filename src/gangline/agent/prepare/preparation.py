@@ -198,7 +198,7 @@ def _made(entry: Record, staged: Dict[int, Staged], txn: str, place: _Place) -> 
     if change["kind"] == "file":
         staged[entry["seq"]].place()
     else:
-        host_changes.execute(change["argv"])
+        host_changes.execute(change["argv"], change.get("limit_s"))
         after = {"kind": "probed", "text": host_changes.probed(change["probe"])}
         if change["after"] is not None and change["argv"] and after["text"] != change["after"]:
             raise VerbFailed(
