@@ -297,6 +297,7 @@ that pip tells (torch 531 MB, cublas 423, cudnn 366, cufft 214, cusolver 201, nc
     title="no Python to build its environment with",
     meaning="no rank can start there: it takes {python_versions}",
     fix="there: install Python 3.12; or name an environment of your own in the cluster file",
+    step="python",
 )
 def _building_no_python(facts: HostFacts, host: Host) -> Iterator[Evidence]:
     building = facts.building

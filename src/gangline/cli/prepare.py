@@ -32,8 +32,8 @@ def command(  # noqa: PLR0913  (options of a command line)
         list[str] | None,
         argument(
             "STEP | HOST",
-            "steps (access, address, nic, names, clock, sleep, limits, firewall, share, sshd) and hosts; by default "
-            "all hosts, and the steps that findings of `gangline check` name",
+            "steps (access, user, address, nic, names, clock, sleep, limits, python, driver, container, firewall, "
+            "share, sshd) and hosts; by default all hosts, and the steps that findings of `gangline check` name",
         ),
     ] = None,
     cluster: ClusterFile = None,

@@ -85,7 +85,7 @@ ROOT_ACCOUNTS = {"accounts": "root:x:0:0::/root:/bin/bash\nbob:x:1000:1000::/hom
 
 def test_the_account_of_most_hosts_is_made_with_its_uid_and_your_keys():
     own = reading(
-        user="root", uid=0, commands=ROOT_ACCOUNTS, programs=("useradd",), files={AUTHORIZED: b"ssh-ed25519 AAAA\n"}
+        user="bob", uid=0, commands=ROOT_ACCOUNTS, programs=("useradd",), files={AUTHORIZED: b"ssh-ed25519 AAAA\n"}
     )
     plan = planned(USER_STEP, own, others=(ALICE, ALICE, reading(user="zoe")))
     made, folder, keys = plan.changes
@@ -93,7 +93,7 @@ def test_the_account_of_most_hosts_is_made_with_its_uid_and_your_keys():
     assert made.undo == ("userdel", "alice")
     assert (folder.argv[-1], keys.argv[-2:]) == (
         "/home/alice/.ssh",
-        ("/home/root/.ssh/authorized_keys", "/home/alice/.ssh/authorized_keys"),
+        ("/home/bob/.ssh/authorized_keys", "/home/alice/.ssh/authorized_keys"),
     )
     assert "leaves its home folder" in plan.risk
     assert plan.remains == (
@@ -104,7 +104,7 @@ def test_the_account_of_most_hosts_is_made_with_its_uid_and_your_keys():
 
 def test_a_uid_that_somebody_has_is_left_to_useradd():
     own = reading(
-        user="root", uid=0, commands=ROOT_ACCOUNTS, programs=("useradd",), files={AUTHORIZED: b"ssh-ed25519 AAAA\n"}
+        user="bob", uid=0, commands=ROOT_ACCOUNTS, programs=("useradd",), files={AUTHORIZED: b"ssh-ed25519 AAAA\n"}
     )
     assert "--uid" not in planned(USER_STEP, own, others=(reading(user="alice", uid=1000),)).changes[0].argv
 
