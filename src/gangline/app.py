@@ -32,6 +32,7 @@ from gangline.context import (
     starting,
 )
 from gangline.control.equip import claim, equip, preview, slots_held
+from gangline.control.notify import require_addresses
 from gangline.control.slurm_job import must_submit, script, submit
 from gangline.control.start import (
     bring_inputs,
@@ -88,6 +89,7 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
     On a Slurm cluster it returns once the run waits in the queue.
     """
     job, cluster = load(start)
+    require_addresses(job, deps.variables, waits_in_queue=must_submit(cluster, deps.variables))
     more = {} if start.trial is None else {"trial": dict(start.trial)}
     if start.typed is not None:
         more["typed"] = start.typed.to_json()
@@ -294,6 +296,7 @@ def _ended_run(
 
 def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Context, *, force: bool) -> None:
     layout = run.layout
+    require_addresses(Job.load(layout.job), context.deps.variables)
     decision = _startable(Job.load(layout.job), cluster, context, force=force, look=False)
     claim(cluster, context)
     with preparing(layout, next_state(ended), before=ended):

@@ -35,6 +35,7 @@ FINDING = r"^E-[A-Z]+-[0-9]{2}$"
 PORTS = r"^[1-9][0-9]{2,4}-[1-9][0-9]{2,4}$"
 PLUGIN = r"^[A-Za-z][A-Za-z0-9_.-]{0,62}$"
 DURATION = f"^{A_DURATION.pattern}$"
+ADDRESS_PLACE = r"^(env:[A-Za-z_][A-Za-z0-9_]{0,127}|file:[^\n\x00]{1,1024})$"
 
 SLURM_WORD = r"^[A-Za-z0-9_][A-Za-z0-9_.,:@\[\]&|*-]*$"
 SLURM_GPUS = r"^([A-Za-z0-9_.-]+:)?[1-9][0-9]{0,3}$"
@@ -66,6 +67,7 @@ PATTERNS = {
     SLURM_TIME: "a time as Slurm writes it, such as 04:00:00, 1-12:00:00 or 90 (minutes)",
     SLURM_MEMORY: "an amount as Slurm writes it, such as 64G, or 0 for all of it",
     SLURM_OPTION: "an option of sbatch, such as --reservation=maintenance",
+    ADDRESS_PLACE: "env: and the name of a variable, or file: and a path",
     DURATION: "a time with its unit, such as 30s, 5m or 2h",
 }
 """What a pattern means, for messages and for the reference."""

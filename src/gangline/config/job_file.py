@@ -50,6 +50,7 @@ from gangline.runs.job import (
     Job,
     LearnJob,
     ModelJob,
+    NotifyJob,
     OptimizerJob,
     ReportJob,
     ScheduleJob,
@@ -345,6 +346,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     failures = resolve_failures(checked)
     report, callbacks = resolve_report(checked), resolve_callbacks(checked)
     strategy = resolve_strategy(checked, folder=folder)
+    notify = _notify(checked, folder=folder)
     checked.document.mistakes.raise_if_any()
     early = words.early_stopping
     return Job(
@@ -372,10 +374,27 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         failures=failures,
         report=report,
         callbacks=callbacks,
+        notify=notify,
         max_skipped_steps=words.max_skipped_steps,
         open=_open(words),
         plugins=_plugins(data, report, callbacks, strategy.kind),
     )
+
+
+def _notify(checked: Checked[JobWords], *, folder: Path) -> NotifyJob | None:
+    words = checked.words.notify
+    if words is None:
+        return None
+    if not words.to and not words.command:
+        checked.report(
+            ("notify",),
+            seen="messages, and nobody to tell",
+            expected="to or command",
+            fix="write, for example, `to: file:~/.config/ntfy`, or delete it",
+        )
+    places = (place.partition(":")[::2] for place in words.to)
+    named = [f"{kind}:{name if kind == 'env' else folder / Path(name).expanduser()}" for kind, name in places]
+    return NotifyJob(to=tuple(named), command=tuple(words.command), events=tuple(words.events))
 
 
 def _plugins(data: DataJob, report: ReportJob, callbacks: Iterable[str], kind: str) -> dict[str, str]:

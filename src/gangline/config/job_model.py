@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from gangline.callbacks import CALLBACKS
 from gangline.config.fields import (
+    ADDRESS_PLACE,
     DURATION,
     INIT,
     Count,
@@ -37,7 +38,7 @@ from gangline.exporters import EXPORTERS, Exporter
 from gangline.formats import FORMATS
 from gangline.optimizers import OptimizerKind
 from gangline.plugins import GROUPS, Table
-from gangline.runs.job import ReportJob, ScheduleKind
+from gangline.runs.job import MESSAGE_KINDS, MessageKind, ReportJob, ScheduleKind
 from gangline.strategies.base import AUTO as CHOOSE
 from gangline.strategies.table import ALONE, STRATEGIES
 
@@ -538,6 +539,21 @@ class FailureWords(Section):
     with the same samples in the same order."""
 
 
+class NotifyWords(Section):
+    """Messages about the run, sent by its supervisor. `notify: env:NTFY` is short for `notify: {to: env:NTFY}`."""
+
+    to: Annotated[list[Annotated[str, Field(pattern=ADDRESS_PLACE)]], OneOrMore()] = Field(
+        default=[], examples=[["file:~/.config/ntfy"]]
+    )
+    """Where an address stands: `env:NAME`, a variable of your shell, or `file:PATH`, its first line; see
+    [messages](training.md#messages)."""
+    command: Annotated[list[Text], OneOrMore()] = Field(default=[], examples=[["notify-send", "gangline"]])
+    """A program on the supervisor's host: each message is its standard input, and JSON in `GANGLINE_MESSAGE`."""
+    events: Annotated[list[MessageKind], OneOrMore()] = Field(default=list(MESSAGE_KINDS))
+    """Which events make a message: the run `finished` or `failed`, a host is `lost` or `back`, a `straggler` slows the
+    others, ranks have `stalled`."""
+
+
 class JobWords(Section):
     """A training job. Only `model`, `data.train` and `batch` are required."""
 
@@ -595,6 +611,8 @@ class JobWords(Section):
     """Where figures go."""
     callbacks: CallbackWords = CallbackWords()
     """Code of your own in the loop."""
+    notify: Annotated[Annotated[NotifyWords, Shorthand("to")] | None, NONE] = None
+    """Who gets messages about the run."""
     max_skipped_steps: Annotated[int, Field(ge=0, le=10**9)] = 3
     """Steps in a row whose loss or gradient is not a finite number and that are skipped, before the run stops."""
 

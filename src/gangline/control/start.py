@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready, discard
+from gangline.control.notify import place_addresses
 from gangline.control.supervision import RunHandle, SupervisorRecord, copy_records, hand_over, seen_from_head
 from gangline.decide.inspect import InspectResult
 from gangline.errors import CheckpointError, GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
@@ -96,6 +97,7 @@ def start_attempt(
     try:
         if supervisor.host is None:
             supervisor.save(layout)
+            place_addresses(layout, number, context)
             with _in_doubt(layout):
                 context.deps.spawn(layout.folder, number, context.secrets)
         else:
@@ -119,6 +121,7 @@ def _spawn_there(
     copied = (layout.gang(number), layout.networks(number), layout.again(number), layout.plan)
     documents |= _documents(copied)
     hand_over(layout, there, remote, attempt=number, documents={**_earlier(layout, number), **documents})
+    place_addresses(layout, number, context, there=(head, there))
     with _supervised_by(layout, cluster, supervisor):
         try:
             with _in_doubt(layout):

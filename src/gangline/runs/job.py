@@ -379,6 +379,21 @@ class ReportJob:
     """Rows of `gangline.exporters.EXPORTERS`, or a plug-in's, each with its options."""
 
 
+MessageKind = Literal["finished", "failed", "lost", "back", "straggler", "stalled"]
+MESSAGE_KINDS: tuple[MessageKind, ...] = ("finished", "failed", "lost", "back", "straggler", "stalled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifyJob:
+    """Who is told what of a run, by its supervisor. Nothing secret stands here."""
+
+    to: tuple[str, ...] = ()
+    """Where addresses stand, on the computer that starts the run: `env:NAME`, or `file:PATH`, absolute."""
+    command: tuple[str, ...] = ()
+    """A program for each message, on the host of the supervisor; (): none."""
+    events: tuple[MessageKind, ...] = MESSAGE_KINDS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterJob:
     """local-sgd: what moves all hosts together, at the end of a round: SGD with Nesterov momentum."""
@@ -448,6 +463,8 @@ class Job(Record):
     report: ReportJob = ReportJob()
     callbacks: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Rows of `gangline.callbacks.CALLBACKS`, each with its options."""
+    notify: NotifyJob | None = None
+    """None: nobody is told anything."""
     pause_at: int | None = None
     """After this step the run evaluates, saves and stops, and `resume` goes on; a sweep sets it."""
     max_skipped_steps: int = 3

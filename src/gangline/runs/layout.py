@@ -5,6 +5,7 @@
   state.json                                                            where the run stands (controller)
   inputs.json                                                           fingerprints of data and model in use
   typed.json                                                            the command that started it (controller)
+  notify.secret  messages-<n>.json                                      where messages go, which are there (supervisor)
   attempts/<n>/
     request.json  gang.json  networks.json                              what was started, with which variables
     base.json                                                           the attempt that `train` or `resume` started, if
@@ -143,6 +144,8 @@ class RunLayout:
     """One JSON line per event."""
     typed = RunFile("typed.json")
     """The command that started the run, as it was typed."""
+    sinks = RunFile("notify.secret")
+    """Where messages go, with secrets; beside its supervisor, until the run has ended and all are delivered."""
     command = RunFile("command.json")
     """The user's own command, of a run that is no job."""
     supervisor_record = RunFile("supervision.json")
@@ -196,6 +199,10 @@ class RunLayout:
     """How rank 0 of one attempt left: {"result": "finished" or "stopped", "step": n}."""
     times = attempt_file("times.json")
     """The time of every rank of one attempt, part by part."""
+
+    def messages(self, sink: int) -> Path:
+        """Which messages have reached a sink, by its number."""
+        return self.folder / f"messages-{sink}.json"
 
     def token_set(self, content_hash: str) -> Path:
         """The folder of one tokenised data set."""

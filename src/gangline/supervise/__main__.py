@@ -26,6 +26,7 @@ from gangline.runs.state import RunState, write_order
 from gangline.supervise.attempts import Attempts
 from gangline.supervise.gang_control import PollIntervals, SupervisedRun
 from gangline.supervise.lock import supervisor_lock
+from gangline.supervise.messages import Courier
 from gangline.supervise.own_session import fork_again, write_to
 
 STARTED = {"started": True}
@@ -103,11 +104,14 @@ def _supervise(
 ) -> int:
     try:
         with supervisor_lock(layout, timeout_s=PollIntervals().lock_s) as beat:
-            attempts = Attempts(SupervisedRun(layout=layout, beat=beat), attempt)
+            courier = Courier(layout)
+            attempts = Attempts(SupervisedRun(layout=layout, beat=beat, deliver=courier.deliver), attempt)
             attempts.begin(secrets)
             _say(ready, STARTED, end)
             ready = None
+            courier.start()
             outcome = attempts.watch()
+        courier.finish()
     except GanglineError as error:
         _say(ready, {"error": error.to_json()}, end)
         sys.stderr.write(f"{error}\n")

@@ -114,6 +114,8 @@ class SupervisedRun:
     pace: PollIntervals = field(default_factory=PollIntervals)
     beat: Callable[[], None] = lambda: None
     """Reports that the supervisor works; called often."""
+    deliver: Callable[[], None] = lambda: None
+    """Waits a while for messages about what is written so far; called before the state says that the run has ended."""
 
     @contextmanager
     def attempt(self, request: LaunchRequest, *, epoch: int) -> Iterator[GangControl]:

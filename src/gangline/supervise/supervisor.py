@@ -210,6 +210,7 @@ class Supervisor:
     ) -> None:
         layout, pace = run.layout, run.pace
         self._run = run
+        self._deliver = run.deliver
         self._layout = layout
         self.attempt = attempt
         self._pace = pace
@@ -346,6 +347,7 @@ class Supervisor:
         details |= {"unverified": outcome.unverified} if outcome.unverified else {}
         details |= {"why": why} if why else {}
         self.records.event(outcome.result, **details)
+        self._deliver()
         self.records.set_phase(outcome.result, error=outcome.error)
 
     def _look_once(self) -> Ended | None:

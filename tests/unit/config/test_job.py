@@ -101,6 +101,7 @@ failures: {restarts: 2, wait: 1.5 min, without: false, take_back: false, smaller
 report: {tensorboard: false, wandb: my-project}
 early_stopping: {patience: 2, min_improvement: 0.01}
 max_skipped_steps: 0
+notify: {to: env:HOOK, events: failed}
 """.replace("COMMIT", "0123abcdef" * 4)
 
 

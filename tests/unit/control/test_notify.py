@@ -1,0 +1,68 @@
+"""Addresses of messages: read before anything is changed, from a variable or a private file, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.config.load import load_job
+from gangline.control.notify import require_addresses
+from gangline.errors import GanglineError, UsageError
+from gangline.runs.job import MESSAGE_KINDS, Job, NotifyJob
+
+
+def job(tmp_path: Path, notify: str) -> Job:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: some/model\ndata: {{train: rows.jsonl}}\nbatch: 8\nnotify: {notify}\n", encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text("{}\n", encoding="utf-8")
+    return load_job(path)
+
+
+def test_a_place_alone_is_where_the_address_stands(tmp_path: Path) -> None:
+    assert job(tmp_path, "env:NTFY").notify == NotifyJob(to=("env:NTFY",), events=MESSAGE_KINDS)
+    assert job(tmp_path, "{to: file:ntfy, events: failed}").notify == NotifyJob(
+        to=(f"file:{tmp_path / 'ntfy'}",), events=("failed",)
+    )
+
+
+@pytest.mark.parametrize("notify", ["https://ntfy.example/secret", "{events: failed}", "{to: env:A, events: party}"])
+def test_an_address_in_the_job_nobody_to_tell_and_unknown_kinds_are_refused(tmp_path: Path, notify: str) -> None:
+    with pytest.raises(GanglineError, match=r"notify"):
+        job(tmp_path, notify)
+
+
+def test_what_can_be_read_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "ntfy").write_text("ntfys://topic\n", encoding="utf-8")
+    (tmp_path / "ntfy").chmod(0o600)
+    require_addresses(job(tmp_path, "[env:HOOK, file:ntfy]"), {"HOOK": "https://example.org/hook"})
+
+
+@pytest.mark.parametrize(
+    ("place", "variables", "text", "mode", "seen"),
+    [
+        ("env:HOOK", {}, "", 0o600, "the variable HOOK is not set"),
+        ("env:HOOK", {"HOOK": "of-nobody-9"}, "", 0o600, "no address such as"),
+        ("file:none", {}, "", 0o600, "No such file"),
+        ("file:ntfy", {}, "", 0o600, "the file is empty"),
+        ("file:ntfy", {}, "ntfys://topic", 0o644, "other users of this computer can read the file"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_and_not_quoted(
+    tmp_path: Path, place: str, variables: dict[str, str], text: str, mode: int, seen: str
+) -> None:
+    (tmp_path / "ntfy").write_text(text, encoding="utf-8")
+    (tmp_path / "ntfy").chmod(mode)
+    with pytest.raises(UsageError, match=r"no address in") as refused:
+        require_addresses(job(tmp_path, place), variables)
+    assert seen in str(refused.value)
+    assert "of-nobody-9" not in str(refused.value)
+
+
+def test_a_run_in_the_queue_of_slurm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"queue of Slurm"):
+        require_addresses(job(tmp_path, "env:HOOK"), {"HOOK": "https://example.org"}, waits_in_queue=True)
+
+
+def test_without_notify_nothing_is_asked(tmp_path: Path) -> None:
+    require_addresses(job(tmp_path, "none"), {})
