@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterator
 
@@ -179,6 +180,27 @@ def _is_inner(nic: Nic) -> str | None:
 )
 def _is_tunnel(nic: Nic) -> str | None:
     return "is a tunnel" if nic.kind == "tunnel" else None
+
+
+NAT_OF_WSL = ipaddress.ip_network("172.16.0.0/12")
+"""Windows takes the network behind which it puts WSL from here."""
+
+
+@whole_cluster.warn(
+    "E-NET-17",
+    title="is WSL behind Windows' own network",
+    meaning="the other hosts cannot open a connection to it, so that no rank there can be reached",
+    fix="on Windows: `networkingMode=mirrored` in .wslconfig, and rules of its firewall: docs/guides/wsl2.md",
+)
+def _behind_windows(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
+    for facts, host in pairs(inventory, cluster):
+        others = [other.address for other in cluster.hosts if other.name != host.name and is_address(other.address)]
+        if not (facts.system.wsl and others and is_address(host.address)):
+            continue
+        address = ipaddress.ip_address(host.address)
+        near = ipaddress.ip_network(f"{address}/20" if address.version == 4 else address, strict=False)
+        if address in NAT_OF_WSL and not any(ipaddress.ip_address(other) in near for other in others):
+            yield Seen(hosts=(facts.host,), evidence=f"{address} is an address that Windows gave to WSL")
 
 
 @chosen_nic.warn(

@@ -24,6 +24,7 @@ from tests.unit.checks.machines import (
     nvlink_table,
     pc,
     server,
+    wsl,
 )
 
 RADEON = {
@@ -449,3 +450,10 @@ def test_whose_a_card_is_stands_in_the_evidence():
 def test_cores_of_others_are_no_fault_where_there_are_enough():
     answer = put(cpu_only("pc2"), "", leases=[lease("cpu")])
     assert "E-LIM-06" not in {row[0] for row in found({"pc2": answer})}
+
+
+@pytest.mark.parametrize(("address", "is_told"), [("172.28.112.5", True), ("192.168.1.12", False)])
+def test_wsl_behind_windows_is_told_and_mirrored_is_not(address, is_told):
+    hosts = (host("pc1", address="192.168.1.11"), host("pc2", address=address))
+    told = [one.hosts for one in findings({"pc1": pc("pc1"), "pc2": wsl("pc2")}, *hosts) if one.id == "E-NET-17"]
+    assert told == ([("pc2",)] if is_told else [])
