@@ -15,6 +15,11 @@ ECHOES = 2
 ORDERED = 3
 """Weight of an end that an order or torchrun brought about."""
 
+NOT_PASSED = "failed to pass monitoredBarrier"
+"""So says a rank that waited."""
+OTHER_SIZE = re.compile(r"op\.preamble\.(length|nbytes) <= op\.nbytes")
+"""Gloo ends the rank that expected less than another one sent: either may be wrong."""
+
 Failure = Mapping[str, Any]
 """How one rank ended, as its host agent says (HostStatus.failures)."""
 
@@ -40,7 +45,8 @@ def weight(failure: Failure) -> int:
         return ORDERED
     lines = [str(line) for line in failure.get("log_tail") or ()]
     raised = last_exception(lines)
-    if is_witness(raised or ("\n".join(lines) if code == -signal.SIGABRT else "")):
+    aborted = "\n".join(lines) if code == -signal.SIGABRT else ""
+    if is_witness(raised or aborted) or OTHER_SIZE.search(aborted) or NOT_PASSED in (raised or ""):
         return ECHOES
     return 0 if code < 0 or raised else 1
 

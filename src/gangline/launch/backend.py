@@ -305,6 +305,8 @@ class HostStatus:
     failures: tuple[dict[str, Any], ...] = ()
     """Ranks that ended badly, in the order seen: rank, pid, time, ordered, error, exit, log, log_tail. While the host
     still runs, only those that left an error."""
+    left_early: tuple[int, ...] = ()
+    """Ranks of the user's own program that left well and by themselves, once the host has ended well."""
     console_tail: tuple[str, ...] = ()
     """Last lines of console.log, if the host ended badly."""
     beat: int | None = None

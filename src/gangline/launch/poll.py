@@ -37,6 +37,7 @@ PATIENCE_S = 5.0
 """How long a host that answered the last time may take before it counts as unreachable."""
 LINE_LETTERS = 200
 MOST_TROUBLES = 16
+MOST_FRAMES = 12
 RANK_PID = re.compile(r"rank-\d+\.pid")
 ENDPOINT = re.compile(r"\S{1,64}:\d{1,5}")
 
@@ -126,6 +127,7 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
         error=_error(record["error"]),
         reason=_text(record["reason"]),
         failures=tuple(map(_failure, record["failures"])),
+        left_early=tuple(map(whole, record.get("left_early", ()))),
         console_tail=tuple(map(str, record["console_tail"])),
         epoch=_count(record.get("epoch")),
         rests=_rests(folder, transport),
@@ -189,7 +191,7 @@ def _trouble(row: Any) -> HostTrouble:
 
 def _failure(said: Mapping[str, Any]) -> dict[str, Any]:
     """A rank that ended badly, with all keys that are read later; raises LookupError, TypeError, ValueError."""
-    code, oom = said["exit"], said.get("oom")
+    code, oom, stack, collective = (said.get(name) for name in ("exit", "oom", "stack", "collective"))
     return {
         "rank": int(said["rank"]),
         "pid": said["pid"],
@@ -200,7 +202,26 @@ def _failure(said: Mapping[str, Any]) -> dict[str, Any]:
         "log": str(said["log"]),
         "log_tail": list(map(str, said["log_tail"])),
         **({} if oom is None else {"oom": _oom(oom)}),
+        **({} if stack is None else {"stack": _stack(stack)}),
+        **({} if collective is None else {"collective": _collective(collective)}),
     }
+
+
+def _stack(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a rank of the user's own program stood at its end (gangline.agent.supervise.stacks)."""
+    texts = {name: _words(said[name]) for name in ("state", "where")}
+    frames = [_words(frame) for frame in list(said["stack"])[:MOST_FRAMES]]
+    return {"pid": whole(said["pid"]), **texts, "waits": said["waits"] is True, "stack": frames}
+
+
+def _collective(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The last collective that such a rank began before it raised."""
+    texts = {name: _words(said[name]) for name in ("group", "operation", "sizes")}
+    return {"number": whole(said["number"]), **texts}
+
+
+def _words(value: object) -> str:
+    return printable(str(value)[:LINE_LETTERS])
 
 
 def _oom(said: Mapping[str, Any]) -> dict[str, Any]:

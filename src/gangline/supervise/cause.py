@@ -13,6 +13,7 @@ from gangline.diagnose.signatures import is_witness, last_exception, verdict
 from gangline.errors import BadState, RunFailed
 from gangline.launch.backend import HostStatus, LaunchRequest
 from gangline.runs.state import iso
+from gangline.supervise.standstill import who_did_not_come
 from gangline.units import format_bytes
 
 GONE = frozenset({"lost", "starting", "unreachable"})
@@ -52,13 +53,13 @@ def first_cause(
     signalled = [status for status in bad if status.reason == "signalled"]
     if failures and weight(failures[0]) < ECHOES:
         return _of_rank(failures[0], explain)
-    if gone:
-        return _of_lost(request, gone[0])
-    if silent and (failures or bad):
-        return _of_silent(silent[0])
+    if gone or (silent and (failures or bad)):
+        return _of_lost(request, gone[0]) if gone else _of_silent(silent[0])
     unlaunched = [status for status in bad if status.reason == "unlaunched" and status.error is not None]
     if unlaunched:
         return dict(unlaunched[0].error or {})
+    if found := who_did_not_come(request, statuses, failures):
+        return found.to_json()
     if failures and weight(failures[0]) == ECHOES and not signalled:
         return _of_rank(failures[0], explain)
     # A launcher that was ordered to exit explains less than one that failed by itself.
@@ -118,7 +119,8 @@ def _death(place: str, failure: Failure) -> RunFailed:
         name = signal_name(-code)
         fix = "if its host ran out of memory (see dmesg there), lower micro_batch or sequence_length"
         hint = fix if -code == signal.SIGKILL else "read the log: gangline logs"
-        return RunFailed(f"{place} was killed by {name}", seen=seen, fix=f"{hint}; then: gangline resume")
+        at = f" in {stack['where']}" if (stack := failure.get("stack")) and stack["where"] else ""
+        return RunFailed(f"{place} was killed by {name}{at}", seen=seen, fix=f"{hint}; then: gangline resume")
     if raised := last_exception(failure["log_tail"]):
         return RunFailed(f"{place}: {raised}", seen=seen, fix="read the log: gangline logs")
     how = f"with exit code {code}" if code is not None else "without a word"

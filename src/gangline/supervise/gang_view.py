@@ -266,8 +266,9 @@ class Stall:
         accused = waited_for(standing) if standing else []
         run_id = self._run_id
         again = f"gangline resume {run_id} starts it again" if watch.can_resume else "start it again: gangline run"
+        silent = f"no rank has printed anything for {format_duration(watch.after_s)}"
         return RunFailed(
-            f"no rank has printed anything for {format_duration(watch.after_s)}",
+            f"{silent}: {_standing(standing, accused)}" if accused else silent,
             seen="\n".join([*self._stalled.evidence(), *_stood(standing, accused)]),
             fix=f"gangline logs {run_id} shows what they printed, {again}; "
             "a script that is silent for longer by intent needs a longer --stall-after",

@@ -89,6 +89,8 @@ class OrderDelivery:
 # The command with which the host agent beside this supervisor restarts it.
 
 
+GAVE_UP = "ranks lost another one, or gave up waiting for it: all are asked where they stand"
+"""Of the user's own program, before it is known which one it was."""
 RESTART_ENV = ("PATH", "HOME", "PYTHONPATH", "PYTHONSAFEPATH", "GANGLINE_OWN_PATH", "GANGLINE_HOME", "SSH_AUTH_SOCK")
 """Variables that a supervisor needs to find its code and to reach other hosts."""
 
@@ -413,7 +415,9 @@ class Supervisor:
                 return
             self._failed_at = time.monotonic()
             self._orders.give(self._order_after_failure())
-            self.records.event("failing", what=(self._cause(statuses) or {}).get("what", ""))
+            is_open = self._failure is None and self.request.hosts[0].program == "command" and leaves_doubt(statuses)
+            known = GAVE_UP if is_open else (self._cause(statuses) or {}).get("what", "")
+            self.records.event("failing", what=known)
             self.records.set_phase("stopping")
         elif given != "kill" and time.monotonic() > self._failed_at + self._failure_grace_s:
             self._orders.give("kill")

@@ -123,7 +123,8 @@ def test_a_program_of_the_user_is_waited_for_as_long_as_its_log_grows(agent_star
     host_part = agent_started("0=talking", grace_s=0.7, program="command")
     rank_pid(host_part, 0)
     order(host_part, "stop")
-    assert exit_record(host_part)["reason"] == "stopped"
+    ended = exit_record(host_part)
+    assert (ended["reason"], ended["left_early"]) == ("stopped", [])
     assert Path(host_part.rank_files, "saved-0").exists()
 
 
@@ -138,7 +139,8 @@ def test_how_long_a_program_of_the_user_was_silent_is_told_by_the_second(agent_s
         log.write("step 2\n")
     wait_until(lambda: status(host_part)["silence"]["0"]["silent_s"] < 2, "the output is seen")
     let_go(host_part, 0)
-    assert exit_record(host_part)["reason"] == "finished"
+    ended = exit_record(host_part)
+    assert (ended["reason"], ended["left_early"]) == ("finished", [0])
 
 
 def test_nothing_is_said_of_the_log_of_our_worker(agent_started):

@@ -2,19 +2,21 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from gangline.agent.supervise import processes, rank_stacks, rank_start
 from gangline.agent.supervise.host_agent import SHIM
 from gangline.agent.supervise.processes import find
-from gangline.agent.supervise.ranks import PHASE_RECORD, PHASES
-from gangline.agent.supervise.stacks import MOST_FRAMES, MOST_LETTERS, main_stack, stacks, waits, where
+from gangline.agent.supervise.ranks import PHASE_RECORD, PHASES, Ranks
+from gangline.agent.supervise.stacks import MOST_FRAMES, MOST_LETTERS, LastStacks, main_stack, stacks, waits, where
 from gangline.runs.state import ProcessId
 from tests.waiting import wait_until
 
@@ -59,14 +61,14 @@ class Host:
         (self.folder / f"rank-{rank}.phase").write_bytes(record)
         return process
 
-    def start_own(self, rank, script, *, path):
+    def start_own(self, rank, script, *, path, words=()):
         """A program of the user's own, as a host agent starts it."""
         shim, own = self.folder / SHIM, self.folder / "path"
         own.mkdir()
         shutil.copy(rank_start.__file__, shim)
         shutil.copy(rank_stacks.__file__, own / "sitecustomize.py")
         process = subprocess.Popen(
-            [sys.executable, str(shim), str(self.folder), sys.executable, str(script)],
+            [sys.executable, str(shim), str(self.folder), sys.executable, str(script), *words],
             stdin=subprocess.PIPE,
             env={**os.environ, "RANK": str(rank), "PYTHONPATH": path},
         )
@@ -164,6 +166,188 @@ def test_a_program_of_the_users_own_says_where_it_stands_and_finds_python_as_wit
         assert (row["where"], row["waits"]) == (f"load_rows (train.py:{len(OWN.splitlines()) - 1})", False)
     assert process.poll() is None
     assert "Thread" not in log.read_text()
+
+
+DIES = """
+import os, signal, sys, time
+def helper():
+    if os.fork() == 0:
+        signal.pause()
+        os._exit(1)
+def load_rows():
+    print("here", flush=True)
+    time.sleep(600)
+def crash():
+    os.abort()
+helper()
+signal.signal(signal.SIGTERM, lambda *_: print("saves", flush=True)) if sys.argv[1] == "takes" else None
+def compute():
+    print("here", flush=True)
+    while True:
+        pass
+compute() if sys.argv[1] == "computes" else crash() if sys.argv[1] == "crashes" else load_rows()
+"""
+
+
+def dies(host, how):
+    """A script of the user's own that stands, or crashes; and what its host agent sees of it."""
+    (host.folder / "train.py").write_text(DIES)
+    process = host.start_own(0, host.folder / "train.py", path="", words=[how])
+    ranks = Ranks(host.folder, {0})
+    log = host.folder / "rank-0.log"
+    if how != "crashes":
+        wait_until(lambda: log.exists() and "here" in log.read_text(), "it stands")
+        ranks.scan(ordered=False)
+    return process, ranks, LastStacks({"program": "command"}, ranks)
+
+
+def told(ranks, last, code):
+    ranks.scan(ordered=True, last=True)
+    failures = ranks.failures({process.pid: code for process in ranks.processes.values()})
+    last.note(failures)
+    return failures[0].get("stack")
+
+
+def test_a_rank_that_torchrun_ends_has_told_where_it_stood_and_ends_as_without_us(host):
+    process, ranks, last = dies(host, "stands")
+    process.terminate()
+    assert process.wait() == -signal.SIGTERM
+    row = told(ranks, last, -signal.SIGTERM)
+    assert (row["where"], row["waits"]) == (
+        f"load_rows (train.py:{DIES.splitlines().index('    time.sleep(600)') + 1})",
+        False,
+    )
+    assert (host.folder / "rank-0.log").read_text() == "here\n"
+
+
+def test_a_child_of_a_rank_does_not_speak_for_it(host):
+    process, ranks, last = dies(host, "stands")
+    (child,) = processes.descendants(process.pid)
+    os.kill(child.pid, signal.SIGTERM)
+    wait_until(lambda: find(child.pid) is None or find(child.pid).state == "Z", "the child has ended")
+    process.kill()
+    process.wait()
+    assert told(ranks, last, -signal.SIGKILL) is None
+
+
+def test_a_rank_that_takes_sigterm_for_itself_is_asked_before_it_is_ended(host):
+    process, ranks, last = dies(host, "takes")
+    process.terminate()
+    log = host.folder / "rank-0.log"
+    wait_until(lambda: "saves" in log.read_text(), "it has saved")
+    last.look("kill")
+    process.kill()
+    process.wait()
+    row = told(ranks, last, -signal.SIGKILL)
+    assert row["where"].startswith("load_rows (train.py:")
+
+
+def test_a_rank_that_computes_has_answered_before_it_gets_the_signal_that_ends_it(host):
+    process, ranks, last = dies(host, "computes")
+    last.look("stop")
+    process.terminate()
+    process.wait()
+    assert told(ranks, last, -signal.SIGTERM)["where"].startswith("compute (train.py:")
+
+
+def test_a_rank_that_crashes_tells_its_line_and_dies_of_its_signal(host):
+    process, ranks, last = dies(host, "crashes")
+    ranks.scan(ordered=False)
+    assert process.wait() == -signal.SIGABRT
+    row = told(ranks, last, -signal.SIGABRT)
+    assert row["where"] == f"crash (train.py:{DIES.splitlines().index('    os.abort()') + 1})"
+
+
+def test_a_rank_that_is_stopped_is_told_so(host):
+    process, ranks, last = dies(host, "stands")
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    last.look("stop")
+    process.kill()
+    process.wait()
+    assert told(ranks, last, -signal.SIGKILL)["state"] == "T"
+
+
+def test_what_a_rank_said_long_before_its_end_is_not_taken_for_its_end(host):
+    process, ranks, last = dies(host, "stands")
+    host.ask(program="command")
+    path = host.folder / "rank-0.stacks"
+    assert path.stat().st_size
+    os.utime(path, (1.0, 1.0))
+    process.kill()
+    process.wait()
+    assert told(ranks, last, -signal.SIGKILL) is None
+
+
+def test_the_signal_by_which_a_rank_is_asked_does_not_end_it_once_python_takes_no_signals_any_more(host):
+    process, _, _ = dies(host, "stands")
+    ignored = re.search(r"^SigIgn:\s*([0-9a-f]+)$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+    assert not int(ignored[1], 16) & 1 << (signal.SIGRTMAX - 3), "it listens"
+    (child,) = processes.descendants(process.pid)
+    os.kill(child.pid, signal.SIGRTMAX - 2)
+    os.kill(child.pid, signal.SIGCONT)
+    assert find(child.pid).state in "SR"
+
+
+RAISES = """
+import json, sys, time, types
+def dump(includeCollectives, onlyActive):
+    assert includeCollectives and not onlyActive
+    if sys.argv[1] == "hangs":
+        time.sleep(600)
+    if sys.argv[1] == "other":
+        return b"no json"
+    last = {"process_group": ["0", "default_pg"], "collective_seq_id": 6, "profiling_name": "gloo:all_reduce"}
+    return json.dumps({"entries": [{}, {**last, "input_sizes": [[7], [2, 3]], "is_p2p": False, "state": "scheduled"}]}).encode()
+c10d = sys.modules["torch._C._distributed_c10d"] = types.ModuleType("c10d")
+c10d._dump_fr_trace_json = dump
+if sys.argv[1] == "well":
+    sys.exit(3)
+raise ValueError("gave up")
+"""
+
+
+@pytest.mark.parametrize("how", ["told", "hangs", "other", "well"])
+def test_a_rank_that_raises_tells_its_last_collective_and_ends_as_without_us(host, how):
+    """The recorder is played: its function hangs in one case, and is of another torch in another."""
+    script = host.folder / "train.py"
+    script.write_text(RAISES)
+    process = host.start_own(0, script, path="", words=[how])
+    assert process.wait(timeout=60) == (3 if how == "well" else 1)
+    ranks = Ranks(host.folder, {0})
+    ranks.scan(ordered=False)
+    failures = ranks.failures({})
+    LastStacks({"program": "command"}, ranks).note(failures)
+    told = {"group": "0", "number": 6, "operation": "all_reduce", "sizes": "[7], [2, 3]"}
+    assert failures[0].get("collective") == (told if how == "told" else None)
+    assert failures[0]["log_tail"][-1:] == ([] if how == "well" else ["ValueError: gave up"])
+
+
+@pytest.mark.parametrize(
+    ("path", "where_it_is", "is_waiting"),
+    [
+        ("/usr/lib/python3.12/subprocess.py", "load_rows (train.py:14)", False),
+        ("/v/lib/python3.12/site-packages/datasets/arrow_dataset.py", "load_rows (train.py:14)", False),
+        ("/v/lib/python3.12/site-packages/torch/nn/parallel/distributed.py", "load_rows (train.py:14)", True),
+    ],
+)
+def test_of_the_users_own_program_the_line_in_a_file_of_the_user_is_told(path, where_it_is, is_waiting):
+    text = f"""Thread 0x1 (most recent call first):
+  File "{path}", line 3252 in _wait
+  File "/home/ann/train.py", line 14 in load_rows
+"""
+    frames, _ = main_stack(text)
+    telling = where(frames, own=True)
+    assert (telling.words, waits(frames, telling, own=True)) == (where_it_is, is_waiting)
+
+
+def test_a_rank_in_a_backward_pass_waits_for_others_as_ddp_exchanges_gradients_there():
+    text = """Thread 0x1 (most recent call first):
+  File "/v/lib/python3.12/site-packages/torch/autograd/graph.py", line 12 in _engine_run_backward
+  File "/home/ann/train.py", line 14 in train
+"""
+    frames, _ = main_stack(text)
+    assert waits(frames, where(frames, own=True), own=True)
 
 
 def test_a_program_that_waits_in_torch_waits_for_others():

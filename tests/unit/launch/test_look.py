@@ -290,7 +290,9 @@ def test_a_host_whose_files_cannot_be_understood_is_unreachable_and_the_others_a
 def test_failures_of_a_host_have_all_that_is_asked_for_later(hosts):
     failure = {"rank": 0, "pid": 1, "time": 2.0, "ordered": False, "error": {}, "exit": 1, "log": "l", "log_tail": []}
     failure["oom"] = {"line": "Killed process 1", "cgroup": None, "limit_bytes": 1 << 30, "what": "else"}
+    failure["stack"] = {"pid": 1, "state": "S", "where": "a\x1b[2J (b.py:1)", "waits": "yes", "stack": ["a"] * 99}
     record = {"returncode": 1, "error": None, "reason": "finished", "failures": [failure], "console_tail": []}
+    record["left_early"] = [3]
     hosts["pc1"].write(PurePath("/srv/pc1/exit.json"), json.dumps(record).encode())
     del failure["time"]
     hosts["pc2"].write(PurePath("/srv/pc2/exit.json"), json.dumps(record).encode())
@@ -298,6 +300,8 @@ def test_failures_of_a_host_have_all_that_is_asked_for_later(hosts):
     assert whole.failures[0]["error"] == {"what": "", "seen": "", "fix": ""}
     oom = {"line": "Killed process 1", "cgroup": None, "limit_bytes": 1 << 30, "memory_bytes": None}
     assert whole.failures[0]["oom"] == oom
+    stack = {"pid": 1, "state": "S", "where": "a?[2J (b.py:1)", "waits": False, "stack": ["a"] * 12}
+    assert (whole.failures[0]["stack"], whole.left_early) == (stack, (3,))
     assert lying.phase == "unreachable"
 
 

@@ -307,6 +307,7 @@ def test_the_rank_that_the_others_wait_for_is_told_once_with_the_call_where_it_s
     )
     assert list(run.stall.take(found)) == []
     error = run.stall.failure()
+    assert error.what == f"no rank has printed anything for 10 min 00 s: {details['what']}"
     assert details["what"] in error.seen.splitlines()
     assert f"stack of rank 1 on pc1, innermost first:\n  {LOCK}" in error.seen
     assert (error.details["host"], error.details["rank"], len(error.details["stacks"])) == ("pc1", 1, 4)

@@ -15,6 +15,7 @@ from gangline.agent.host_files import DISK_S, read_record, size_bytes, stamped, 
 from gangline.agent.supervise import processes, room
 from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.ranks import Ranks, Signs, Silence, reported_exits, tail
+from gangline.agent.supervise.stacks import LastStacks
 from gangline.agent.supervise.warm_pool import PreforkedProcesses
 
 # Orders to a host agent, and who may give them.
@@ -243,6 +244,7 @@ class HostPart:
         kills.begin()
         self._signs = Signs(request, self.ranks)
         self._silence = Silence(request, self.ranks)
+        self._stacks = LastStacks(request, self.ranks)
         self._room = room.RoomWatch(room.folders_of(request, room.mounts()))
         self._failures: List[Dict[str, Any]] = []
         self._slots: List[str] = []
@@ -267,6 +269,7 @@ class HostPart:
             self._failures = self._failed({})
         self.leaving.take(self.orders.read())
         self.leaving.take(signal_order)
+        self._stacks.look(self.leaving.order)
         self.leaving.go_on(launcher)
         if self._status.is_due():
             self._signs.look(launcher)
@@ -318,6 +321,8 @@ class HostPart:
         """
         self._copy_console()
         known = {**exits, **reported_exits(self.console)}
+        if self._stacks.has_asked:  # those that were killed have ended only now
+            self.ranks.scan(ordered=True, last=True)
         failures = [] if code == 0 else self._failed(known)
         returncode = code if code is not None else self._code_of_ranks(failures)
         errors = [failure["error"] for failure in failures if failure["error"] is not None]
@@ -327,6 +332,7 @@ class HostPart:
             "left": left,
             "error": errors[0] if errors else None,
             "failures": failures,
+            "left_early": self._left_early() if returncode == 0 else [],
             "console_tail": [] if returncode == 0 else tail(self.console),
             "epoch": self.orders.epoch,
             "ended": time.time(),
@@ -340,7 +346,13 @@ class HostPart:
     def _failed(self, exits: Mapping[int, int]) -> List[Dict[str, Any]]:
         failures = self.ranks.failures(dict(exits))
         self._kills.note(failures)
+        self._stacks.note(failures)
         return failures
+
+    def _left_early(self) -> List[int]:
+        """Ranks of the user's own program that left well, by themselves; others may still have needed them."""
+        is_own = self.request.get("program") == "command"
+        return sorted(rank for rank, entry in self.ranks.ended.items() if is_own and not entry["ordered"])
 
     def _facts(self) -> Dict[str, Any]:
         facts = {"epoch": self.orders.epoch, "order": self.leaving.order, "failures": self._failures}

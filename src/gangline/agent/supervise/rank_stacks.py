@@ -1,13 +1,17 @@
-"""Lets a rank of the user's own program say where it stands, should it hang; then gets out of its way.
+"""Lets a rank of the user's own program say where it stands, should it hang or die; then gets out of its way.
 
 rank_start.py puts the folder of this file, as `sitecustomize.py`, in front of Python's path. So Python runs it before
 the program: it has the stacks of all threads written to the file $GANGLINE_STACKS on a signal that programs do not use,
-takes itself out of the environment, and runs the `sitecustomize` that is there otherwise. Behind all other folders of
-Python's path it puts the one with `gangline.hooks`.
+when native code crashes, and on SIGTERM, with which torchrun ends ranks as soon as another one has failed. It takes
+itself out of the environment, and runs the `sitecustomize` that is there otherwise. A program that takes these signals
+for itself gets them as without us. After an exception of the program, the last collective that torch's flight recorder
+has goes to a file beside the other one. Behind all other folders of Python's path it puts the
+one with `gangline.hooks`.
 
 A file of its own, because the environment that runs it need not know gangline.
 """
 
+import atexit
 import faulthandler
 import os
 import signal
@@ -15,16 +19,55 @@ import sys
 
 HERE = __file__.rpartition("/")[0]
 MODULE = "sitecustomize"
+DUMP_S = 5.0
 
 
 def listen(path: str) -> None:
-    """Have the stacks written there on the signal. Nothing is changed where that is not possible."""
+    """Have the stacks written there on the signals. Nothing is changed where that is not possible."""
     number = signal.SIGRTMAX - 2
     try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         if signal.getsignal(number) == signal.SIG_DFL:
-            faulthandler.register(number, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # what holds again once Python ends: it must not be ended by a question
+            faulthandler.register(number, file=file)
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            faulthandler.register(signal.SIGTERM, file=file, chain=True)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=file)
+        os.register_at_fork(after_in_child=lambda: fall_silent(file))
+        atexit.register(tell_collective, path.replace(".stacks", ".flight"), os.getpid())
     except (OSError, ValueError, RuntimeError):
         pass
+
+
+def fall_silent(file: int) -> None:
+    """In a child, as a process that loads data: the file is its parent's."""
+    faulthandler.unregister(signal.SIGRTMAX - 2)
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        faulthandler.unregister(signal.SIGTERM)
+    os.dup2(2, file)  # a crash is told in the log
+
+
+def tell_collective(path: str, pid: int) -> None:
+    """Write the last collective that was begun. The rank has raised: whatever this does, it ends soon, with code 1."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    # private, for torch has no public call; the older name is that of torch 2.8 and before
+    dump = getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
+    if dump is None or getattr(sys, "last_value", None) is None or os.getpid() != pid:
+        return
+    faulthandler.dump_traceback_later(DUMP_S, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+    try:
+        import json
+
+        last = json.loads(dump(includeCollectives=True, onlyActive=False))["entries"][-1]
+        names = ("process_group", "collective_seq_id", "profiling_name", "input_sizes", "is_p2p")
+        with open(path, "w") as stream:  # noqa: PTH123 - pathlib costs a start 5 ms
+            json.dump({name: last[name] for name in names}, stream)
+    except Exception:  # noqa: BLE001, S110 - no torch has to have it, and the program has an error of its own
+        pass
+    faulthandler.cancel_dump_traceback_later()
 
 
 def leave() -> None:
