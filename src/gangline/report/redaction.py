@@ -36,7 +36,7 @@ _KEY_BLOCK = re.compile(
 _PUBLIC_KEY = re.compile(r"\b(?:ssh-[a-z0-9]{2,12}|ecdsa-[\w-]{2,30}|sk-ssh-[\w@.-]{2,40}) AAAA[\w+/]{16,1000}={0,3}")
 _MAIL = re.compile(r"\b[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,5}\.[A-Za-z]{2,24}\b")
 _MAC = re.compile(r"\b[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5}\b")
-_V4 = re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)")
+_V4 = re.compile(r"(?<![\w.-])(?<!==)(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)")
 _V6 = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,8}(?![\w:])")
 _HOME = re.compile(r"(?P<before>/(?:home|Users)/)(?P<user>[\w.-]{1,64})")
 _LOGIN = re.compile(r"(?P<user>\b[A-Za-z_][\w.-]{0,63})(?=@(?:host|10\.\d|fd00:)[-\d.:])")
@@ -135,7 +135,7 @@ class Redaction:
         return name if name in _OWN or name.startswith("user-") else self._stand_in("user", name)
 
     def _address(self, match: re.Match[str]) -> str:
-        """An address that leads to a machine becomes another one; a version of four numbers may, too."""
+        """An address that leads to a machine becomes another one; so may a version of four numbers without `==`."""
         try:
             address = ipaddress.ip_address(match.group())
         except ValueError:

@@ -50,6 +50,7 @@ def test_a_secret_goes(text: str) -> None:
         "torch 2.13.0, driver 570.124.06, PCI 0000:01:00.0",
         "listening on 127.0.0.1:29500 and [::1]:29500",
         'File "/usr/lib/python3.11/socket.py", line 7, in token',
+        "nvidia-cublas-cu12==12.4.5.8",
         "short",
     ],
 )
