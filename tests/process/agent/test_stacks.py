@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -71,9 +71,11 @@ class Host:
             [sys.executable, str(shim), str(self.folder), sys.executable, str(script), *words],
             stdin=subprocess.PIPE,
             env={**os.environ, "RANK": str(rank), "PYTHONPATH": path},
+            start_new_session=True,  # with its children, which outlive it
         )
         self.processes[rank] = process
         self.stack.callback(self.end, process)
+        self.stack.callback(end_group, process.pid)
         return process
 
     def end(self, process):
@@ -88,6 +90,11 @@ class Host:
 def host(tmp_path):
     with ExitStack() as stack:
         yield Host(tmp_path, stack)
+
+
+def end_group(group):
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def line_of(text):
