@@ -121,7 +121,7 @@ SIGNATURES: dict[str, Signature] = {
         patterns=(r"CUDA out of memory\. Tried to allocate (\d[0-9.]{0,9} [KMGT]iB)",),
         means="a GPU had no room for {0} more",
         fix="lower micro_batch or data.sequence_length, or set activation_checkpointing; gangline plan says what fits; "
-        "in an evaluation of transformers: eval_accumulation_steps, or prediction_loss_only where no metric needs logits",
+        "in an evaluation of transformers: eval_accumulation_steps, or prediction_loss_only if no metric needs logits",
     ),
     "gpu-memory-other": Signature(
         patterns=(
@@ -132,8 +132,8 @@ SIGNATURES: dict[str, Signature] = {
             "OutOfMemoryError {2,60}Traceback",
         ),
         means="a GPU had no room left",
-        fix="lower micro_batch or data.sequence_length; nvidia-smi shows who else uses the card (E-GPU-02); with room on "
-        "the card it may be pinned memory of the host, of which WSL2 gives little: pin_memory=False",
+        fix="lower micro_batch or data.sequence_length; nvidia-smi shows who else uses the card (E-GPU-02); with room "
+        "on the card it may be pinned memory of the host, of which WSL2 gives little: pin_memory=False",
     ),
     "kernel-killed": Signature(
         patterns=(
