@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from tests.bare.typist import Typist
 from tests.lab.bare import LEFT_BY_PREPARE, BareKind, differences
+from tests.lab.typist import Typist
 
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")
 SERVER = """[Match]

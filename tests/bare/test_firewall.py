@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.bare.typist import Typist
 from tests.lab.bare import LEFT_BY_PREPARE, BareKind, differences
+from tests.lab.typist import Typist
 
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")
 KINDS = {"pc1": BareKind(firewall="ufw"), "pc2": BareKind(firewall="firewalld"), "pc3": BareKind(firewall="nftables")}

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.ansible_tools import ansible_env, ansible_folder
-from tests.bare.typist import Typist
 from tests.lab.bare import PASSWORD, BareKind, differences
+from tests.lab.typist import Typist
 from tests.lab.user import NewUser
 
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")

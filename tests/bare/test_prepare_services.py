@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bare.typist import Typist
 from tests.lab.bare import LEFT_BY_PREPARE, BareKind, differences
+from tests.lab.typist import Typist
 from tests.lab.user import NewUser
 
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from tests.bare.typist import Typist
 from tests.lab.bare import LEFT_BY_PREPARE, BareKind, differences
 from tests.lab.hosts import lab_folders
+from tests.lab.typist import Typist
 from tests.lab.user import NewUser, make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

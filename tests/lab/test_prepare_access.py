@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.lab.test_prepare import differences, snapshot
-from tests.lab.typed import typed
+from tests.lab.typist import Typist
 
 COMMAND = [sys.executable, "-m", "gangline.cli.main"]
 PASSWORD = "canary-horse-7"
@@ -63,9 +63,13 @@ def bare(lab, num_hosts):
 
 
 def gangline(hosts, *words, answers=(), code=0):
-    status, shown = typed(hosts.user, [*COMMAND, *words], answers)
-    assert status == code, shown
-    return shown
+    """Each of `answers` (words, text) is typed when its words are shown."""
+    with Typist(hosts.user, [*COMMAND, *words]) as typist:
+        for question, answer in answers:
+            typist.expect(question)
+            typist.type(answer)
+        assert typist.end() == code, typist.text
+        return typist.text
 
 
 @pytest.mark.timeout(400)
@@ -80,11 +84,11 @@ def test_from_passwords_to_a_cluster_and_back(lab):
         "access",
         *names,
         answers=[
-            (r"trust 2 new keys\? \[y/N\]", "y"),
-            (r"make 3 changes on 1 host\?", "y"),
-            (r"password of alice on pc1 for ssh:", PASSWORD),
-            (r"password of alice on pc2 for ssh \(Enter: the same as before\):", ""),
-            (r"make 2 changes on 2 hosts\?", "y"),
+            ("trust 2 new keys? [y/N]", "y"),
+            ("make 3 changes on 1 host?", "y"),
+            ("password of alice on pc1 for ssh:", PASSWORD),
+            ("password of alice on pc2 for ssh (Enter: the same as before):", ""),
+            ("make 2 changes on 2 hosts?", "y"),
         ],
     )
     assert PASSWORD not in shown
@@ -105,15 +109,15 @@ def test_from_passwords_to_a_cluster_and_back(lab):
         "prepare",
         "names",
         answers=[
-            (r"make 6 changes on 2 hosts\?", "y"),
-            (r"password of alice on pc1 for sudo:", "wrong"),
-            (r"password of alice on pc1 for sudo \(Enter: the same as before\):", PASSWORD),
-            (r"password of alice on pc2 for sudo \(Enter: the same as before\):", ""),
+            ("make 6 changes on 2 hosts?", "y"),
+            ("password of alice on pc1 for sudo:", "wrong"),
+            ("password of alice on pc1 for sudo (Enter: the same as before):", PASSWORD),
+            ("password of alice on pc2 for sudo (Enter: the same as before):", ""),
         ],
     )
     assert [host.check(["uname", "-n"]).strip() for host in hosts.hosts] == ["pc1", "pc2"]
     rows = gangline(hosts, "prepare", "--status", "pc1", answers=[("for sudo:", PASSWORD)])
-    assert re.search(r"names +/etc/hosts .* alice\s+\(root@desk\) +as made", rows)
+    assert re.search(r"names +/etc/hosts .* alice\s+(root@desk) +as made", rows)
     for machine in hosts.machines:
         home = machine.home
         own = ("/etc", str(home), "/home", "/var/lib/gangline")
@@ -142,7 +146,7 @@ def test_a_wrong_password_and_nobody_to_type_one_change_nothing(lab):
         "prepare",
         "access",
         "alice@pc1",
-        answers=[(r"trust 1 new key\?", "y"), (r"password of alice on pc1 for ssh:", "wrong")],
+        answers=[("trust 1 new key?", "y"), ("password of alice on pc1 for ssh:", "wrong")],
         code=4,
     )
     assert "pc1 refuses the password" in shown
@@ -161,9 +165,9 @@ def test_a_key_that_is_there_is_taken(lab):
         "access",
         "alice@pc1",
         answers=[
-            (r"trust 1 new key\?", "y"),
-            (r"password of alice on pc1 for ssh:", PASSWORD),
-            (r"make 1 change on 1 host\?", "y"),
+            ("trust 1 new key?", "y"),
+            ("password of alice on pc1 for ssh:", PASSWORD),
+            ("make 1 change on 1 host?", "y"),
         ],
     )
     assert "you have no ssh key" not in shown
