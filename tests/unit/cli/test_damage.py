@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             write_record(path, load_record(path, dict))
     monkeypatch.setenv("GANGLINE_HOME", str(home))
     monkeypatch.setattr(app, "starting", lambda cluster, **_options: contextlib.nullcontext((cluster, None)))
-    monkeypatch.setattr(app, "decide", _nobody)
+    monkeypatch.setattr("gangline.decide.decide.decide", _nobody)
     monkeypatch.setattr(export, "find_saved", _nobody)
     return home
 

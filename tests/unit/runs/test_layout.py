@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 from gangline.agent import host_files
-from gangline.runs.layout import AGENT_NAMES, PHASES, SCHEMA_VERSION
+from gangline.agent.supervise import script_hooks
+from gangline.runs.layout import AGENT_NAMES, PHASES, SCHEMA_VERSION, RunLayout
 from tests.source_trees import SOURCE, source_trees
 
 NAMES = {
@@ -17,12 +19,13 @@ NAMES = {
     *("resting.json", "next.json", "handed.json", "console.log"),
 }
 """Not among them: state.json, which a checkpoint has, too, and exit.json, the end of rank-<r>.exit.json."""
-HOMES = {"runs/layout.py", "runs/old_format.py", "agent/host_files.py"}
+HOMES = {"runs/layout.py", "runs/old_format.py", "agent/host_files.py", "agent/supervise/script_hooks.py"}
 
 
 def test_the_names_of_the_agent_are_those_of_the_layout() -> None:
     assert {name: getattr(host_files, name) for name in AGENT_NAMES} == AGENT_NAMES
     assert host_files.PHASES == PHASES
+    assert RunLayout(Path(), "calm-otter-7").metrics.name == script_hooks.METRICS
     assert "{}.{}".format(*SCHEMA_VERSION) == host_files.SCHEMA_VERSION
 
 

@@ -10,6 +10,7 @@ from tests.source_trees import SOURCE, source_trees
 KINDS = frozenset(STRATEGIES.built_in) | {"zero", "zero-"}
 ALLOWED = {
     "config/strategy_rules.py": "keys of DeepSpeed's own configuration file",
+    "launch/launchers/accelerate_options.py": "words of accelerate's command line and configuration file",
 }
 
 

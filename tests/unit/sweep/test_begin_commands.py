@@ -8,6 +8,7 @@ import pytest
 
 from gangline.control.user_command import draft
 from gangline.errors import UsageError
+from gangline.launch.launchers.taking_off import RankPlaces
 from gangline.provision.console import SILENT
 from gangline.sweep.begin import SweepOptions, plan_sweep
 from gangline.sweep.records import MetricRecord
@@ -31,9 +32,15 @@ def test_a_command_without_a_place_for_the_values_is_refused(tmp_path: Path) -> 
         planned(tmp_path, "lr=1,2", command=("train.py", "--lr", "1"))
 
 
-def test_a_launcher_in_the_command_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"torchrun starts ranks itself"):
-        planned(tmp_path, "lr=1,2", command=("torchrun", "train.py", "{lr}"))
+def test_a_launcher_that_cannot_be_taken_off_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"sbatch starts ranks itself"):
+        planned(tmp_path, "lr=1,2", command=("sbatch", "train.sh", "{lr}"))
+
+
+def test_a_launcher_in_the_command_is_taken_off_each_trial(tmp_path: Path) -> None:
+    template = draft(("torchrun", "--nproc-per-node", "2", "train.py", "{lr}"), folder=tmp_path)
+    assert template.words == ("train.py", "{lr}")
+    assert template.placement == RankPlaces(ranks_per_host=2)
 
 
 def test_an_array_in_the_options_of_the_cluster_file_is_refused(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from typing import Any, Optional
 
 FOLDER = "GANGLINE_RANK_FILES"
 """Where ranks leave files for their host agent; not set elsewhere."""
+METRICS = "metrics.jsonl"
+"""As in `runs.layout`, which is not there."""
 
 
 class _Script:
@@ -62,7 +64,7 @@ def step(
             figures = {"step": number, "steps": steps, "loss": None if loss is None else float(loss)}
             figures.update(learning_rate=learning_rate, tokens_per_s=rate, step_s=step_s)
             line = {"kind": "step", "time": datetime.now(timezone.utc).isoformat(), **figures}
-            with Path(folder).parents[1].joinpath("metrics.jsonl").open("a", encoding="utf-8") as stream:
+            with Path(folder).parents[1].joinpath(METRICS).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
     except OSError:  # a full disk does not end the training
         pass
