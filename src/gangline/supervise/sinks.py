@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +84,8 @@ def is_web(url: str) -> bool:
 
 def _web(url: str) -> Send:
     def send(message: Message) -> None:
+        import urllib.request  # here: only those who are told pay for it
+
         headers = {"Content-Type": "application/json", "Idempotency-Key": message.key}
         data = json.dumps(message.to_json()).encode()
         request = urllib.request.Request(url, data=data, headers=headers, method="POST")  # noqa: S310  (http or https)

@@ -46,6 +46,7 @@ LACKS_RUN["diff"] = ["diff", "calm-otter-7", "brave-fox-1"]
 REFUSES = {
     "train": (["train", "job.yaml"], "E-SW-01"),
     "run": (["run", "--", "train.py"], "E-SW-16"),
+    "export-config": (["export-config", "hostfile", "--", "train.py"], "E-SW-16"),
     "chat": (["chat", "model", "--prompt", "hello"], "is not installed, which gangline's trainer needs"),
     "data": (["data", "job.yaml"], "this Python cannot look at tokens"),
     "demo": (["demo"], "is not installed, which gangline's trainer needs"),
