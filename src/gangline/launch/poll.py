@@ -30,7 +30,7 @@ from gangline.runs.layout import AGENT_NAMES
 from gangline.runs.old_format import old_names
 from gangline.runs.state import parse_stat
 from gangline.transport.ssh_options import printable, understood, whole
-from gangline.transport.transport import AGENT, Transport
+from gangline.transport.transport import AGENT, Transport, read_if_there
 
 AT_ONCE = 32
 PATIENCE_S = 5.0
@@ -285,8 +285,8 @@ def process_runs(transport: Transport, record: Mapping[str, Any]) -> bool:
     """Whether the process of a record with "pid" and "start_ticks" runs there."""
     pid, start_ticks = whole(record["pid"]), whole(record["start_ticks"])
     try:
-        stat = transport.read(PurePath(f"/proc/{pid}/stat"), limit=4096)
-    except (FileNotFoundError, PermissionError):  # the second: its number was given to a process of another user
+        stat = read_if_there(transport, PurePath(f"/proc/{pid}/stat"), limit=4096)
+    except PermissionError:  # its number was given to a process of another user
         return False
     process = parse_stat(pid, stat) if stat else None
     return process is not None and process.start_ticks == start_ticks

@@ -67,6 +67,11 @@ def first_cause(
     return _of_host(request, bad[0]) if bad else None
 
 
+def only_terminated(request: LaunchRequest, statuses: Sequence[HostStatus]) -> bool:
+    """Whether something ended badly, and nothing would have, had the end been ordered: ranks were sent SIGTERM."""
+    return first_cause(request, statuses) is not None and first_cause(request, statuses, ordered=True) is None
+
+
 def leaves_doubt(statuses: Sequence[HostStatus]) -> bool:
     """Whether no failure explains the end: ranks only lost each other, or waited."""
     if any(weight(failure) < ECHOES for failure in gather_failures(statuses)):

@@ -27,7 +27,7 @@ from gangline.runs.record_versions import decode_record, load_if_there, load_rec
 from gangline.runs.state import AttemptOutcome, HostOutcome, ProcessId, RunState, StopOrder, read_order
 from gangline.supervise.attempt_records import AttemptFigures, PollErrors, Records, read_figures
 from gangline.supervise.background import Background
-from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt, of_memory
+from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt, of_memory, only_terminated
 from gangline.supervise.clean import end_earlier
 from gangline.supervise.gang_control import GangControl, SupervisedRun, with_leftovers
 from gangline.supervise.gang_view import GangView, Statuses
@@ -91,6 +91,8 @@ class OrderDelivery:
 
 GAVE_UP = "ranks lost another one, or gave up waiting for it: all are asked where they stand"
 """Of the user's own program, before it is known which one it was."""
+JOB_NOTICE_S = 2.0
+"""How much later than ranks their supervisor may hear that Slurm ends the job."""
 RESTART_ENV = ("PATH", "HOME", "PYTHONPATH", "PYTHONSAFEPATH", "GANGLINE_OWN_PATH", "GANGLINE_HOME", "SSH_AUTH_SOCK")
 """Variables that a supervisor needs to find its code and to reach other hosts."""
 
@@ -542,6 +544,7 @@ class Supervisor:
         return None
 
     def _judge(self, statuses: Statuses, left: Sequence[Leftover]) -> Ended:
+        self._await_notice(statuses)
         error = self._cause(statuses)
         if error is not None and (cut := self._find_partition(statuses)) is not None:
             self._cut = cut.hosts
@@ -552,6 +555,19 @@ class Supervisor:
             return self._conclude("stopped", None, statuses, left)
         return self._conclude("failed", error, statuses, left)
 
+    def _await_notice(self, statuses: Statuses) -> None:
+        """Slurm ends the ranks of its job and this supervisor by the same signal, one step after the other: what only
+        looks like a failure until the notice is here, an order to stop.
+        """
+        deadline = time.monotonic() + JOB_NOTICE_S
+        in_job = any(host.allocation is not None for host in self._cluster.hosts)
+        while in_job and self._failure is None and self._user_order is None and time.monotonic() < deadline:
+            if not only_terminated(self.request, statuses):
+                return
+            self._user_order = read_order(self._layout, attempt=self.attempt)
+            self.records.beat()
+            time.sleep(self._pace.poll_s)
+
     def _said_finished(self, statuses: Statuses) -> bool:
         """Whether rank 0 completed the run. A stop may come from the user, from a host agent whose machine shuts down,
         or from a signal to a rank, and an order may come after the last step: only rank 0 knows. The user's own program
@@ -559,7 +575,7 @@ class Supervisor:
         """
         head = self.request.hosts[0]
         if head.program == "command":
-            return all(status.reason == "finished" for status in statuses)
+            return all(status.reason == "finished" and not status.returncode for status in statuses)
         path = PurePath(head.rank_files) / self._layout.result(self.attempt).name
         try:
             said = decode_record(self._transports[head.host].read(path), path, dict, host=head.host)

@@ -214,8 +214,8 @@ class LineFeed:
 
 
 def read_if_there(transport: Transport, path: PurePath, *, limit: int = 1 << 22) -> bytes | None:
-    """As `Transport.read`, from the beginning; None where there is no such file."""
+    """As `Transport.read`, from the beginning; None where there is no such file, or the process of a /proc ends."""
     try:
         return transport.read(path, limit=limit)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return None

@@ -4,7 +4,7 @@ import pytest
 
 from gangline.errors import RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest
-from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt
+from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt, only_terminated
 
 
 def request():
@@ -173,6 +173,14 @@ def test_after_an_order_a_torchrun_that_ends_by_the_same_signal_has_not_failed()
 def test_after_an_order_a_torchrun_that_cannot_start_has_failed():
     missing = ended("pc2", console=("ModuleNotFoundError: No module named 'torch'",))
     assert first_cause(request(), [ended("pc1", returncode=0, reason="stopped"), missing], ordered=True) is not None
+
+
+def test_ranks_that_slurm_ends_before_the_supervisor_hears_of_it_are_only_terminated():
+    terminated = ended("pc1", failure(0, code=-15)), ended("pc2", failure(1, code=-15))
+    assert only_terminated(request(), terminated)
+    assert not only_terminated(request(), [ended("pc1", returncode=0), ended("pc2", returncode=0)])
+    assert not only_terminated(request(), [terminated[0], ended("pc2", failure(1, what="row 7 is empty"))])
+    assert not only_terminated(request(), [terminated[0], ended("pc2", failure(1, code=-9))])
 
 
 def test_after_an_order_an_error_of_its_own_is_still_a_failure():
