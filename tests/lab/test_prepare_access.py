@@ -117,7 +117,7 @@ def test_from_passwords_to_a_cluster_and_back(lab):
     )
     assert [host.check(["uname", "-n"]).strip() for host in hosts.hosts] == ["pc1", "pc2"]
     rows = gangline(hosts, "prepare", "--status", "pc1", answers=[("for sudo:", PASSWORD)])
-    assert re.search(r"names +/etc/hosts .* alice\s+(root@desk) +as made", rows)
+    assert re.search(r"names +/etc/hosts .* alice\s+\(root@desk\) +as made", rows)
     for machine in hosts.machines:
         home = machine.home
         own = ("/etc", str(home), "/home", "/var/lib/gangline")
