@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent import machine_leases
 from gangline.agent.host_facts import interfaces
 from gangline.agent.netprobe import free_ports, path, reach
 
@@ -416,6 +416,14 @@ def test_loopback_is_found_among_the_interfaces():
 # --- ports
 
 
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """Leases of nobody else."""
+    (tmp_path / "lock").mkdir()
+    (tmp_path / "lock").chmod(0o1777)
+    monkeypatch.setattr(machine_leases, "PLACES", (str(tmp_path / "lock"),))
+
+
 def test_the_first_free_port_of_a_range():
     with socket.socket() as taken:
         taken.bind((HERE, 0))
@@ -433,6 +441,7 @@ def test_a_port_below_those_of_the_kernel_is_nobody_elses():
     assert not free_ports.free({"address": HERE, "range": [low - 200, low - 1]})["may_be_given_away"]
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_port_that_was_handed_out_is_not_handed_out_again(tmp_path):
     asked = {"address": HERE, "range": [29500, 29999], "claims": str(tmp_path / "claims"), "hold_s": 60}
     with ThreadPoolExecutor(20) as pool:
@@ -440,13 +449,25 @@ def test_a_port_that_was_handed_out_is_not_handed_out_again(tmp_path):
     assert len(set(found)) == 60
 
 
-def test_a_claim_ends(tmp_path):
-    asked = {"address": HERE, "range": [29500, 29999], "claims": str(tmp_path), "hold_s": 60}
+@pytest.mark.usefixtures("alone")
+def test_a_claim_ends(tmp_path, monkeypatch):
+    asked = {"address": HERE, "range": [29500, 29999], "claims": str(tmp_path / "claims"), "hold_s": 60}
     first = free_ports.free(asked)["port"]
     assert free_ports.free(asked)["port"] != first
-    an_hour_ago = time.time() - 3600
-    os.utime(tmp_path / str(first), (an_hour_ago, an_hour_ago))
+    in_an_hour = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: in_an_hour)
     assert free_ports.free(asked)["port"] == first
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_port_that_was_handed_out_to_one_folder_is_not_handed_out_to_another(tmp_path):
+    """Two projects of one user, started in the same second."""
+    asked = {"address": HERE, "range": [29500, 29999], "hold_s": 60}
+    with ThreadPoolExecutor(10) as pool:
+        found = list(
+            pool.map(lambda n: free_ports.free({**asked, "claims": str(tmp_path / f"{n}")})["port"], range(30))
+        )
+    assert len(set(found)) == 30
 
 
 def test_users_of_one_host_begin_at_ports_of_their_own():

@@ -96,17 +96,24 @@ def reserve(port: int) -> socket.socket:
     return sock
 
 
+def leased() -> list[str]:
+    """Slots of the ports that others have, and that were handed out to this user's other work folders. A run of this
+    user holds its port itself by now: that one is seen by `is_free`.
+    """
+    return [lease.slot for lease in machine_leases.held(PORT_SLOT) if not (lease.is_own and lease.run)]
+
+
 class RecentPorts:
     """Ports that were handed out a short time ago, one empty file each, named after the port; and ports of others."""
 
     def __init__(self, folder: Path | None, hold_s: float) -> None:
         self._folder = folder
         self._hold_s = hold_s
-        self._of_others = {lease.slot for lease in machine_leases.of_others(PORT_SLOT)}
+        self._leased = set(leased())
 
     def holds(self, port: int) -> bool:
         """Whether somebody is about to use it."""
-        if f"{PORT_SLOT}{port}" in self._of_others:
+        if f"{PORT_SLOT}{port}" in self._leased:
             return True
         if self._folder is None:
             return False
@@ -117,12 +124,12 @@ class RecentPorts:
         return -self._hold_s < age < self._hold_s
 
     def take(self, port: int) -> bool:
-        """Claim it; False if another user of this host has claimed it at the same moment."""
+        """Claim it; False if somebody else has claimed it at the same moment, from another folder."""
         if self._folder is None:
             return True
         now = time.time()
         mine = machine_leases.publish(f"{PORT_SLOT}{port}", {"since": now, "until": now + self._hold_s})
-        if any(lease.slot == f"{PORT_SLOT}{port}" for lease in machine_leases.of_others(PORT_SLOT)):
+        if leased().count(f"{PORT_SLOT}{port}") > (mine is not None):
             if mine is not None:
                 machine_leases.withdraw(mine)
             return False
