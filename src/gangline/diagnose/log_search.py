@@ -59,9 +59,29 @@ _BARE_CLASS = re.compile(rb"(?:\[\w+\]:? ?)?([A-Z][a-z]+[A-Z]\w{2,60}: [^\n]{1,2
 _SAID = re.compile(
     rb"(?:^|[\s\]:])((?:[Ff]atal [Ee]rror|[Ee]rror|ERROR|FATAL|[Ff]atal)(?: response from daemon)?: {1,4}"
     rb"[A-Za-z'\"`/<\[(][^\n]{12,2000}|NCCL WARN [^\n]{8,2000})"
-    rb"|what\(\): {1,4}([^\n]{8,2000})|(?:\[ERROR\]|\bERROR\b)[^\n]{0,60}?[\])|:-] {1,4}([A-Z'\"`/<(][^\n]{12,2000})"
+    rb"|what\(\): {1,4}([^\n]{8,2000})|(?:\[ERROR\]|\bERROR\b)[^\n]{0,60}?[\])|:-] {1,4}([A-Z'\"`/<(!*][^\n]{12,2000})"
+    rb"|\s(Check failed: [^\n]{4,2000})"
 )
 """An error of a program that is not Python's."""
+_TROUBLE = re.compile(
+    r"(?i)\b(?:could ?n[o']t|can ?n[o']t|can't|unable to|failed|failure|fatal|not found|no such|refused|denied"
+    r"|abort(?:ed|ing)?|not permitted|do(?:es)?(?: not|n't) (?:exist|match|have|know|support)|not supported|unsupported"
+    r"|mismatch(?:ed)?|missing|timed out|unreachable|crash(?:ed)?|core dumped|exceed(?:ed|s)|incompatible"
+    r"|unrecogni[sz]ed|unexpected(?:ly)?|not (?:available|installed|allowed|recogni[sz]ed|enough|detected)"
+    r"|no \S{1,30} (?:found|detected|available)|errno|error (?:at|in|while|when|during|occurred|loading|opening)"
+    r"|(?:cuda|internal|unknown|runtime|output|syntax|connection|network|driver|ssl) error)\b"
+)
+"""What is not as it should be, in any program's words."""
+_NO_TROUBLE = re.compile(
+    r"\b(?:INFO|DEBUG)\b|(?i:\b(?:0|no|without|if|when|not) (?:\w{1,20} )?(?:errors?|failures?|failed|fail)\b"
+    r"|\bfail(?:ed|ures?)[\"']?[=: ]{1,3}(?:0|false|none)\b|\d{1,3}%\|"
+    r"|\b(?:optimi[sz]ation|optional|skip|ignor|instead\b|fall(?:ing)?[ -]?back|deprecat|will be (?:used|disabled)))"
+)
+"""Words of a program that goes on."""
+_PROGRESS = re.compile(r"(?i)\b(?:step|epoch|iter(?:ation)?s?|loss|saved|it/s)\b")
+_TROUBLE_LINES, _HARMLESS_LINES = 60, 4
+"""At the end of a log in which nothing else is found: so many lines are looked through for it; so many lines is a
+harmless message long."""
 _PROSE = re.compile(rb"[a-z,;]\s*$|\bINFO\b")
 """Before the class of an exception: a sentence speaks of it, or code catches it."""
 _IGNORED, _CAUGHT = b"Exception ignored in", b"During handling of the above exception"
@@ -173,6 +193,8 @@ class LogSearch:
             self._begun.append(self._rest)
             self._rest = b""
         self._search(len(self._begun))
+        if all(each.level == "noise" for each in self._found.values()):
+            self._look_for_trouble()
         counted = [replace(each, times=self._times[each.id]) for each in self._found.values()]
         return sorted(counted, key=lambda each: each.order)
 
@@ -248,7 +270,29 @@ class LogSearch:
             if not (is_ignored or _PROSE.search(line, 0, raised.start(1)) or _WARNED.search(line)):
                 self._class_of(text, number, is_said=False)
         elif tells & _SAYS and (said := _SAID.search(line[:_WINDOW])) and not _WARNED.search(line):
-            self._class_of(self._words(said[1] or said[2] or said[3], at), number, is_said=True)
+            words = next(each for each in said.groups() if each)
+            if _TRACEBACK not in words:
+                self._class_of(self._words(words, at), number, is_said=True)
+
+    def _look_for_trouble(self) -> None:
+        """Note the first line at the end of the log in which a program says, in words of its own, what is wrong, and
+        after which it does not go on. A warning counts where a traceback was cut off.
+        """
+        is_cut, harmless = self._traceback > 0, -_HARMLESS_LINES
+        lines = self._before[-_TROUBLE_LINES:]
+        told: tuple[str, int] | None = None
+        for number, line in enumerate(lines, self.lines - len(lines) + 1):
+            text = line[:_WINDOW].decode("utf-8", "replace").strip()
+            known = self._learn(line.translate(_DIGITS))[0]
+            if any(each.signature.level == "noise" and each.head in text for each in known):
+                harmless = number
+            if not _TROUBLE.search(text):
+                told = None if _PROGRESS.search(text) else told
+            elif told is None and not _NO_TROUBLE.search(text) and (is_cut or not _WARNED.search(line)):
+                told = (text, number) if number - harmless > _HARMLESS_LINES else None
+        if told is not None:
+            text, number = told
+            self._class_of(text if ":" in text[:120] else f"the program says: {text}", number, is_said=True)
 
     def _raised_in(self, line: bytes, number: int, tells: int) -> re.Match[bytes] | None:
         """The exception in a line."""
@@ -362,7 +406,12 @@ def _tells(shape: bytes) -> int:
     if b"rror" in shape or b"xception" in shape or b"Interrupt" in shape or b"Exit" in shape:
         tells = _RAISES | _SAYS | _CATCHES * (_CAUGHT in shape) | _IGNORES * (_IGNORED in shape)
     elif (
-        b"ERROR" in shape or b"atal: " in shape or b"FATAL: " in shape or b"what():" in shape or b"NCCL WARN " in shape
+        b"ERROR" in shape
+        or b"atal: " in shape
+        or b"FATAL: " in shape
+        or b"what():" in shape
+        or b"NCCL WARN " in shape
+        or b"Check failed: " in shape
     ):
         tells = _SAYS
     if b":" in shape:

@@ -166,6 +166,7 @@ SIGNATURES: dict[str, Signature] = {
             "unable to open shared memory object",
             r"Signal 7 \(SIGBUS\)",
             r"exitcode *: -7[ )]",
+            r"<Signals.SIGBUS: 7>",
             "Bus error",
         ),
         means="/dev/shm is full: it is too small for data loaders or NCCL (E-LIM-03)",  # noqa: S108 - words
@@ -173,7 +174,13 @@ SIGNATURES: dict[str, Signature] = {
     ),
     # --- ends by a signal
     "killed": Signature(
-        patterns=(r"Signal 9 \(SIGKILL\) received", r"exitcode *: -9[ )]", r"Killed(?=\n|$)"),
+        patterns=(
+            r"Signal 9 \(SIGKILL\) received",
+            r"exitcode *: -9[ )]",
+            r"Killed\*{0,2}(?=\n|$)",
+            r"Killed {5,60}\S",
+            r"<Signals.SIGKILL: 9>",
+        ),
         level="symptom",
         means="a process was killed by SIGKILL: mostly by the kernel, for memory, else by a person or a job system",
         fix="look into the kernel log of its host (sudo dmesg -T); if it was memory, lower micro_batch",
@@ -181,9 +188,11 @@ SIGNATURES: dict[str, Signature] = {
     "crashed": Signature(
         patterns=(
             r"Signal 11 \(SIGSEGV\) received",
-            r"Fatal Python error: Segmentation fault",
+            r"Fatal Python error: ",
             r"Segmentation fault",
             r"exitcode *: -11[ )]",
+            r"<Signals.SIGSEGV: 11>",
+            r"<Signals.SIGABRT: 6>",
         ),
         level="symptom",
         means="native code crashed: a library or driver, seldom the script itself",
@@ -315,7 +324,10 @@ SIGNATURES: dict[str, Signature] = {
     ),
     # --- software that is missing or does not fit
     "no-module": Signature(
-        patterns=(r"ModuleNotFoundError: No module named '([\w.]{1,80})'", r"No module named ([\w.]{1,80})(?=\n|$)"),
+        patterns=(
+            r"ModuleNotFoundError: No module named '(\w{1,80}|(?:google|nvidia|azure)\.[\w.]{1,80})'",
+            r"No module named ([\w.]{1,80})(?=\n|$)",
+        ),
         means="the package {0} is not in the environment of that host (E-SW-01)",
         fix="install it there, the same version on all hosts; or `environment: locked` in cluster.yaml",
     ),

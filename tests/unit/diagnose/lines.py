@@ -39,7 +39,7 @@ LINES = {
     "nccl-timeout": "[E ProcessGroupNCCL.cpp:587] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(OpType=BROADCAST, Timeout(ms)=600000) ran for 600081 milliseconds before timing out.",
     "nccl-remote": "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
     "nccl-system": "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
-    "no-module": "ModuleNotFoundError: No module named 'peft.tuners'",
+    "no-module": "ModuleNotFoundError: No module named 'peft'",
     "import-name": "ImportError: cannot import name 'get_full_repo_name' from 'transformers.utils' (/srv/env/transformers/utils/__init__.py)",
     "no-library": "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory",
     "no-script": "/usr/bin/python3: can't open file '/srv/project/train.py': [Errno 2] No such file or directory",

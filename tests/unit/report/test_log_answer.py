@@ -111,6 +111,35 @@ def test_a_log_without_any_error_says_so(tmp_path: Path) -> None:
     )
 
 
+def test_the_last_lines_of_a_program_without_any_error_line_are_told_by_their_class(tmp_path: Path) -> None:
+    lines = answer(*["step"] * 80, "launcher: could not open /srv/hosts.txt", "it ends here", folder=tmp_path)
+    assert lines[1].startswith("error    a file or folder is not as it was expected: launcher: could not open")
+    assert ".log:81" in lines[2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO could not open the cache",
+        "could not open the cache, falling back to the network",
+        "12 passed, 0 failed",
+        "[WARNING] could not open the cache",
+        "some optimizations are not available",
+    ],
+)
+def test_words_of_a_program_that_goes_on_are_no_error(line: str, tmp_path: Path) -> None:
+    assert found(read_log(log(tmp_path, line))) == []
+
+
+def test_after_which_a_program_trains_is_no_error(tmp_path: Path) -> None:
+    assert found(read_log(log(tmp_path, "launcher: could not open /srv/hosts.txt", "step 7 loss 2.5"))) == []
+
+
+def test_a_warning_counts_where_a_traceback_is_cut_off(tmp_path: Path) -> None:
+    cut = ("[WARNING] load: unable to open the table", "Traceback (most recent call last):", '  File "x.py", line 8')
+    assert found(read_log(log(tmp_path, *cut))) == [("error-file", 1)]
+
+
 def test_the_verdict_of_torchrun_is_called_harmless_and_hides_no_unknown_error(tmp_path: Path) -> None:
     verdict = ("Root Cause (first observed failure):", "[0]:", "  rank : 0")
     assert answer(LINES["no-module"], *verdict, folder=tmp_path)[-1].startswith(
