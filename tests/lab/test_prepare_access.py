@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.lab.hosts import lab_folders
 from tests.lab.test_prepare import differences, snapshot
 from tests.lab.typist import Typist
 
@@ -40,6 +41,7 @@ for top in sys.argv[2:]:
             except OSError:
                 pass
 """
+SSH_FOLDER = ["sh", "-c", "cd .ssh && stat -c '%n %A %U' * && cat authorized_keys; cat config gangline.conf || true"]
 
 pytestmark = pytest.mark.lab("sudo")
 
@@ -172,3 +174,32 @@ def test_a_key_that_is_there_is_taken(lab):
     )
     assert "you have no ssh key" not in shown
     assert json.dumps(hosts.user.read(".ssh/id_ed25519.pub").decode().split()[1])[1:-1] in shown
+
+
+@pytest.mark.timeout(300)
+def test_the_head_gets_a_key_for_the_other_hosts_supervises_and_gives_it_back(lab):
+    hosts = lab(2, binds=lab_folders())
+    desk, head, other = hosts.user, *hosts.hosts
+    gangline(hosts, "init", *(host.name for host in hosts.hosts), "--yes")
+    before = [host.check(SSH_FOLDER) for host in hosts.hosts]
+    first, second = "make 3 changes on 1 host?", "make 1 change on 2 hosts?"
+    shown = gangline(hosts, "prepare", "--between-hosts", answers=[(first, "y"), (second, "y")])
+    assert f"{head.name} can look after runs; this computer may be off meanwhile" in shown
+    line = other.read(".ssh/authorized_keys").decode().splitlines()[-1]
+    assert line.startswith(f'restrict,from="{head.address}" ssh-ed25519 ')
+    for host in (desk, head):
+        host.check(["sh", "-c", f"ssh-keyscan -t ed25519 {other.address} > known"])
+    login = ["ssh", "-o", "BatchMode=yes", "-o", "UserKnownHostsFile=known"]
+    assert head.run([*login, other.address, "echo in"]).stdout == "in\n"
+    # the same key from elsewhere opens nothing
+    stolen = head.read(".ssh/gangline_between")
+    desk.write("stolen", stolen.decode(), 0o600)
+    alone = [*login, "-F", "/dev/null", "-o", "IdentitiesOnly=yes", "-o", "IdentityAgent=none", "-i", "stolen"]
+    tried = desk.run([*alone, other.address, "echo in"])
+    assert tried.returncode == 255
+    assert "Permission denied" in tried.stderr
+    desk.check(["rm", "stolen"])
+    assert "nothing has to be changed" in gangline(hosts, "prepare", "between")
+    gangline(hosts, "prepare", "--undo", "between", "--yes")
+    assert head.run([*login, other.address, "echo in"]).returncode == 255
+    assert [host.check(SSH_FOLDER) for host in hosts.hosts] == before

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gangline.cli.options import AsJson, ClusterFile, argument, option
-from gangline.cli.output import Terminal, print_answer, print_data, print_json
+from gangline.cli.output import Terminal, print_answer, print_data
 from gangline.context import cluster_file, default_home
 from gangline.errors import GanglineError, UsageError
 
@@ -32,11 +32,15 @@ def command(  # noqa: PLR0913  (options of a command line)
         list[str] | None,
         argument(
             "STEP | HOST",
-            "steps (access, user, address, nic, names, clock, sleep, limits, python, driver, container, firewall, "
-            "share, sshd) and hosts; by default all hosts, and the steps that findings of `gangline check` name",
+            "steps (access, between, user, address, nic, names, clock, sleep, limits, python, driver, container, "
+            "firewall, share, sshd) and hosts; by default all hosts, and the steps that findings of `gangline check` "
+            "name",
         ),
     ] = None,
     cluster: ClusterFile = None,
+    between_hosts: Annotated[
+        bool, typer.Option("--between-hosts", help="step between: the head supervises while this computer is off")
+    ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="make the changes that are shown, without a question")
     ] = False,
@@ -64,14 +68,11 @@ def command(  # noqa: PLR0913  (options of a command line)
     from gangline.prepare import prepare_hosts
     from gangline.prepare.change_view import status_lines
 
-    if undo and status:
-        raise UsageError("--undo and --status are two things", fix="gangline prepare --status")
+    _require_one_thing(undo=undo, status=status, writes=bool(commands or ansible), yes=yes)
     console = _PrepareTerminal(as_json=as_json)
-    if (commands or ansible) and (undo or status or yes):
-        raise UsageError("--commands and --ansible write files and change no host", fix="leave out the other option")
     asked = prepare_hosts.PrepareQuestion(
         home=default_home(),
-        words=tuple(words or ()),
+        words=(*(words or ()), *(("between",) if between_hosts else ())),
         cluster=cluster_file(cluster),
         yes=yes,
         dry_run=dry_run or commands is not None or ansible is not None,
@@ -85,11 +86,18 @@ def command(  # noqa: PLR0913  (options of a command line)
         return
     done = (prepare_hosts.undo if undo else prepare_hosts.prepare)(asked, console=console)
     console.clear()
-    if as_json:
-        print_json(done.to_json())
+    print_answer(done.to_json(), [], as_json=as_json)
     if done.failed:
         raise GanglineError(
             f"not everything was done on {', '.join(done.failed)}",
             seen="; ".join(f"{host}: {why}" for host, why in done.failed.items()),
             fix="gangline prepare --status lists what stands",
         )
+
+
+def _require_one_thing(*, undo: bool, status: bool, writes: bool, yes: bool) -> None:
+    """Raises UsageError for options that contradict each other."""
+    if undo and status:
+        raise UsageError("--undo and --status are two things", fix="gangline prepare --status")
+    if writes and (undo or status or yes):
+        raise UsageError("--commands and --ansible write files and change no host", fix="leave out the other option")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime as dt
 import getpass
 import json
@@ -11,13 +10,14 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from gangline.checks.judge import FAMILIES
 from gangline.config.document import name_of
 from gangline.context import REAL, Context, Dependencies, load_cluster, reached
+from gangline.control.supervision import choose_supervisor_host
 from gangline.decide.inspect import InspectOptions, inspect
 from gangline.decide.told_before import is_acknowledged
 from gangline.errors import GanglineError, HostUnreachable, UsageError
@@ -26,11 +26,13 @@ from gangline.init.dependencies import show as show_keys
 from gangline.prepare.ansible_playbook import playbook_files
 from gangline.prepare.change_view import plan_json, plan_lines, undo_lines
 from gangline.prepare.export_folder import STDOUT, require_new_folder, write_files
+from gangline.prepare.head_access import BETWEEN
 from gangline.prepare.host_scripts import MACHINE_ID, host_script
 from gangline.prepare.host_side import HostSide, Passwords, Undoable, new_txn
 from gangline.prepare.prepare_step import Asks, HostReading, PrepareStep, Scope, StepPlan, StepView
 from gangline.prepare.ssh_access import ACCESS, HERE_ASKS, KEY, plan_here
 from gangline.prepare.step_table import STEPS, chosen
+from gangline.provision.code import place_code
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.fanout import in_parallel
 from gangline.transport.hostkeys import own_key
@@ -153,6 +155,8 @@ def prepare(
             found=Prepared(dry_run=asked.dry_run),
         )
         session.read(hosts)
+        if not (asked.commands or asked.ansible):
+            session.head_first(hosts)
         for name in hosts:
             if name in session.readings:
                 session.found.plans[name] = session.plans(cluster.host(name), steps)
@@ -163,6 +167,8 @@ def prepare(
         if session.found.num_changes and _may_change(session.found, asked, console):
             for name in session.found.plans:
                 session.change(name)
+        if not session.found.dry_run:
+            session.report_supervisor(context)
         return session.found
 
 
@@ -221,7 +227,7 @@ def _new_hosts(words: list[str], asked: PrepareQuestion, console: PrepareConsole
     show_keys(scans, console)
     trust(scans, yes=asked.yes, console=console)
     keys = {each.host.name: each.key for each in scans}
-    return Cluster(name="new", hosts=tuple(dataclasses.replace(host, host_key=keys[host.name]) for host in hosts))
+    return Cluster(name="new", hosts=tuple(replace(host, host_key=keys[host.name]) for host in hosts))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -316,11 +322,38 @@ class _Session:
         )
         return {step.name: step.plan(view) for step in steps}
 
-    def change(self, name: str) -> None:
-        """Every step on one host; the first that fails ends the host's turn."""
+    def head_first(self, hosts: Sequence[str]) -> None:
+        """What the changes of the other hosts follow from. It is shown, asked for and made by itself."""
+        head = self.cluster.head
+        steps = [step for step in self.steps if step.head_first]
+        if not steps or self.asked.dry_run or head.name not in hosts or head.name not in self.readings:
+            return
+        plans = self.plans(head, steps)
+        if not any(plan.changes for plan in plans.values()):
+            return
+        asking = Prepared(plans={head.name: plans})
+        _show(asking, self.console)
+        if _may_change(asking, self.asked, self.console):
+            self.change(head.name, plans)
+
+    def report_supervisor(self, context: Context) -> None:
+        """Whether the head can look after runs now: it tries to reach the others, with the code that would do it."""
+        head = self.cluster.head
+        if BETWEEN not in self.steps or head.transport == "local" or head.name not in self.readings:
+            return
+        placed = place_code(replace(self.cluster, hosts=(head,)), context.transports, console=self.console).head
+        supervisor = choose_supervisor_host(replace(self.cluster, hosts=(placed, *self.cluster.hosts[1:])), context)
+        if supervisor.why_not:
+            self.console.report(f"this computer has to look after runs: {'; '.join(supervisor.why_not)}")
+        else:
+            self.console.report(f"{supervisor.host} can look after runs; this computer may be off meanwhile")
+
+    def change(self, name: str, plans: Mapping[str, StepPlan] | None = None) -> None:
+        """Every step on one host; the first that fails ends the host's turn. plans: only these."""
         host, side = self.cluster.host(name), self.sides[name]
+        wanted = self.found.plans[name] if plans is None else plans
         for step in self.steps:
-            plan = self.found.plans[name][step.name]
+            plan = wanted.get(step.name, StepPlan())
             if not plan.changes:
                 continue
             try:

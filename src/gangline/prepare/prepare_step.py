@@ -231,6 +231,8 @@ class PrepareStep:
     plan: Callable[[StepView], StepPlan]
     only_by_name: bool = False
     """Whether it is done only where the user names it."""
+    head_first: bool = False
+    """Whether the head's changes are shown and made first, because those of the other hosts follow from them."""
     root_asks: Callable[[HostReading], Asks] | None = None
     """What only root can read, from the answer to `asks`; nothing where it is not needed, for sudo costs a password.
     Where nobody gives one, the plan sees `asks` alone."""

@@ -10,6 +10,7 @@ from gangline.prepare.firewall_rules import FIREWALL
 from gangline.prepare.fixed_address import ADDRESS
 from gangline.prepare.gpu_containers import CONTAINER
 from gangline.prepare.gpu_driver import DRIVER_STEP
+from gangline.prepare.head_access import BETWEEN
 from gangline.prepare.host_python import PYTHON_STEP
 from gangline.prepare.hostnames import NAMES
 from gangline.prepare.network_card import NIC
@@ -25,6 +26,7 @@ from gangline.runs.cluster import Cluster
 
 STEPS: tuple[PrepareStep, ...] = (
     ACCESS,
+    BETWEEN,
     USER_STEP,
     ADDRESS,
     NIC,
