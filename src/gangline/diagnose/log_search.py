@@ -66,8 +66,9 @@ _SAID = re.compile(
 _TROUBLE = re.compile(
     r"(?i)\b(?:could ?n[o']t|can ?n[o']t|can't|unable to|failed|failure|fatal|not found|no such|refused|denied"
     r"|abort(?:ed|ing)?|not permitted|do(?:es)?(?: not|n't) (?:exist|match|have|know|support)|not supported|unsupported"
-    r"|mismatch(?:ed)?|missing|timed out|unreachable|crash(?:ed)?|core dumped|exceed(?:ed|s)|incompatible"
-    r"|unrecogni[sz]ed|unexpected(?:ly)?|not (?:available|installed|allowed|recogni[sz]ed|enough|detected)"
+    r"|mismatch(?:ed)?|missing|timed out|unreachable|is down|preempted|evicted|crash(?:ed)?|core dumped"
+    r"|exceed(?:ed|s)|incompatible|unrecogni[sz]ed|unexpected(?:ly)?"
+    r"|not (?:available|installed|allowed|recogni[sz]ed|enough|detected)"
     r"|no \S{1,30} (?:found|detected|available)|errno|error (?:at|in|while|when|during|occurred|loading|opening)"
     r"|(?:cuda|internal|unknown|runtime|output|syntax|connection|network|driver|ssl) error)\b"
 )

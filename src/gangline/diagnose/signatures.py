@@ -333,8 +333,9 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "import-name": Signature(
         patterns=(r"ImportError: cannot import name '(\w{1,80})' from '([\w.]{1,80})'",),
-        means="{1} has no {0}: two packages do not fit each other",
-        fix="one set of versions that belong together on all hosts: gangline check --only versions",
+        means="{1} has no {0}: it is of another version than the one that asks, or {0} is a part of another package",
+        fix="the documentation of {1} says since and until which version it has {0}: take versions that belong "
+        "together, on all hosts (gangline check --only versions), or import it from the package that has it",
     ),
     "no-library": Signature(
         patterns=(
@@ -391,8 +392,9 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "cut-weights": Signature(
         patterns=("Error while deserializing header", "SafetensorError"),
-        means="a safetensors file is cut or damaged, perhaps a download that was not finished",
-        fix="fetch it once more; gangline check --same PATH compares it on all hosts",
+        means="a safetensors file is cut or damaged, or was written wrongly: mostly a download or save was cut off",
+        fix="compare its size and sha256 with its source, and fetch or save it once more; a file that is equal to its "
+        "source is damaged there; gangline check --same PATH compares it on all hosts",
     ),
     "not-finite": Signature(
         patterns=(r"not finite in (\d+) steps in a row", r"in (\d+) rounds in a row, up to step"),
