@@ -18,6 +18,7 @@ from gangline.report.follow import View
 from gangline.report.redaction import Redaction
 from gangline.report.run_figures import RunFigures, figures_of
 from gangline.report.run_history import (
+    Attempt,
     EventRecord,
     RunHistory,
     attempt_rows,
@@ -45,6 +46,8 @@ FAULTS = frozenset(
     }
 )
 """Events that tell of a fault, or of what was done about one."""
+ENDS = frozenset({"failing", "failed"})
+"""Those of them that repeat the cause with which an attempt ended."""
 PARTS = ("computes", "data", "waits for slower ranks", "network", "rest")
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed")
 
@@ -367,7 +370,9 @@ def _faults(run: RunRecords) -> list[Block]:
     history = run.history
     followers = [*history.attempts, None][1:]
     blocks: list[Block] = []
-    if len(history.attempts) > 1 or any(attempt.error for attempt in history.attempts):
+    causes = {_cause(attempt) for attempt in history.attempts if attempt.error is not None}
+    told_above = {_cause(history.attempts[-1])} if history.run.phase == "failed" and history.attempts else set()
+    if len(history.attempts) > 1:
         header = ("attempt", "hosts", "from step", "to step", "end", "cause, or why another followed")
         rows = [
             tuple(
@@ -383,20 +388,28 @@ def _faults(run: RunRecords) -> list[Block]:
             )
             for row in attempt_rows(history)
         ]
+        told_above |= {str(row["what"]) for row in attempt_rows(history)}
         blocks.append(PageTable(header=header, rows=rows))
     for attempt, after in zip(history.attempts, followers, strict=True):
         if attempt.error is not None:
             seen = " / ".join(str(attempt.error.get("seen", "")).splitlines()[:SEEN_LINES])
-            rows_of = [("cause", str(attempt.error.get("what", ""))), ("seen", seen)]
+            what = str(attempt.error.get("what", ""))
+            rows_of: list[tuple[str, str | None]] = [("cause", None if what in told_above else what), ("seen", seen)]
             rows_of += [("fix", str(attempt.error.get("fix", ""))), ("then", "; ".join(what_followed(attempt, after)))]
             blocks += [PageText(lines=[f"Attempt {attempt.number}:"]), _pairs(rows_of)]
-    events = [_event(event) for attempt in history.attempts for event in (*attempt.events, *attempt.told)]
+    every = [event for attempt in history.attempts for event in (*attempt.events, *attempt.told)]
+    events = [_event(event) for event in every if event.get("event") not in ENDS or event.get("what") not in causes]
     told = [event for event in events if event is not None]
     if told:
         blocks.append(PageTable(header=("time (UTC)", "attempt", "event"), rows=told[:MOST_FAULTS]))
     if len(told) > MOST_FAULTS:
         blocks.append(PageText(lines=[f"{len(told) - MOST_FAULTS} more events are in {run.layout.events.name}."]))
     return blocks or [PageText(lines=["No fault is recorded."])]
+
+
+def _cause(attempt: Attempt) -> str:
+    """The first line of the cause with which an attempt ended."""
+    return next(iter(str((attempt.error or {}).get("what", "")).splitlines()), "")
 
 
 def _event(event: EventRecord) -> tuple[str, str, str] | None:

@@ -416,8 +416,8 @@ def _standing(standing: Sequence[RankState], accused: Sequence[RankState]) -> st
     at = [f"{named(ranks)} at {where}" for where, ranks in sorted(groups.items(), key=lambda group: len(group[1]))]
     if not accused:
         return f"the ranks stand: {'; '.join(shortened(at))}"
-    said = [f"{each.name} {each.does}" + (f" at {each.where}" if each.where else "") for each in accused]
-    return "; ".join(shortened(said) + [f"the others wait: {'; '.join(shortened(at))}"] * bool(at))
+    said = shortened([each.stands for each in accused])
+    return "; ".join(said + [f"the others wait: {'; '.join(shortened(at))}"] * bool(at))
 
 
 def _stood(standing: Sequence[RankState], accused: Sequence[RankState]) -> list[str]:

@@ -108,6 +108,16 @@ class RankState:
         return self.stack.where if self.stack else ""
 
     @property
+    def at(self) -> str:
+        """As in: ` at train (train.py:8)`; "": unknown."""
+        return f" at {self.where}" if self.where else ""
+
+    @property
+    def stands(self) -> str:
+        """As in: rank 2 on pc3 is stopped (SIGSTOP) at train (train.py:8)"""
+        return f"{self.name} {self.does}{self.at}"
+
+    @property
     def does(self) -> str:
         """As in: stands, or is stopped (SIGSTOP)"""
         words = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger"}

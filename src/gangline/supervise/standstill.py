@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 from gangline.diagnose.rank_ends import ECHOES, Failure, weight
@@ -116,7 +117,7 @@ def _accusation(accused: Sequence[RankState]) -> str:
         at = listed(sorted({each.where for each in accused}))
         verb = "calls" if len(accused) == 1 else "call"
         return f"{named(accused)} {verb} another collective than the rest, at {at}"
-    return listed([f"{each.name} {each.does}" + (f" at {each.where}" if each.where else "") for each in accused])
+    return listed([each.stands for each in accused])
 
 
 def _fix(accused: RankState, *, are_waiting: bool) -> str:
@@ -135,8 +136,7 @@ def _has_waited(failure: Failure) -> bool:
 
 
 def _place(state: RankState) -> str:
-    what = "gave up waiting" if state.phase == "gave up" else state.does
-    return f"{state.name} {what}" + (f" at {state.where}" if state.where else "")
+    return state.stands if state.phase != "gave up" else f"{state.name} gave up waiting{state.at}"
 
 
 def _state(failure: Failure, stack: ProcessStack, *, phase: str = "") -> RankState:
@@ -191,11 +191,7 @@ def _beside(state: RankState | None, waiting: set[str]) -> RankState | None:
     """It waited, too, where it stood at a line at which others gave up: a GPU's work is waited for out of sight."""
     if state is None or state.stack is None or state.where not in waiting or state.stack.is_stopped:
         return state
-    told = state.stack
-    stack = ProcessStack(
-        pid=told.pid, state=told.state, wchan="", where=told.where, waits=True, frames=told.frames, unheard=()
-    )
-    return RankState(**{**{name: getattr(state, name) for name in RankState.__slots__}, "stack": stack})
+    return replace(state, stack=replace(state.stack, wchan="", waits=True, unheard=()))
 
 
 def _terminated(failures: Sequence[Failure]) -> RunFailed | None:

@@ -100,6 +100,14 @@ def test_both_forms_tell_the_cause_and_what_to_type_next(tmp_path: Path, name: s
         assert "gangline resume calm-otter-7" in markdown(page)
 
 
+def test_the_cause_of_a_run_that_failed_at_once_is_told_once(tmp_path: Path) -> None:
+    past = Past(tmp_path)
+    STORIES["own-program"](past)
+    page = markdown(summary_page(read(past)))
+    assert page.count("rank 1 on pc2: ModuleNotFoundError") == 1
+    assert "| fix | read the log" in page
+
+
 def test_an_attempt_without_a_lost_host_is_told_with_what_was_done(tmp_path: Path) -> None:
     past = Past(tmp_path)
     STORIES["lost-host"](past)
