@@ -1,5 +1,5 @@
-"""The backend mpirun on real hosts: the whole of a run, and the end of each of its parts. Nothing is left on any
-host."""
+"""The backends mpirun (OpenMPI) and mpiexec.hydra (MPICH) on real hosts: the whole of a run, and the end of each of its
+parts. Nothing is left on any host."""
 
 import json
 
@@ -7,7 +7,13 @@ import pytest
 
 from tests.lab.gang import Gang, assert_nothing_left
 
-pytestmark = pytest.mark.lab("mpirun")
+pytestmark = pytest.mark.lab("mpirun", "mpiexec.hydra")
+DAEMONS = {"mpirun": "orted", "mpiexec.hydra": "hydra_pmi_proxy"}
+
+
+@pytest.fixture(params=DAEMONS)
+def backend(request):
+    return request.param
 
 
 @pytest.fixture
@@ -15,13 +21,13 @@ def gang(lab):
     return Gang(lab(3, meshed=True))
 
 
-def launcher(gang):
-    return json.loads(gang.lab.hosts[0].read(f"{gang.attempt(None)}/mpirun/launcher.json"))["pid"]
+def launcher(gang, backend):
+    return json.loads(gang.lab.hosts[0].read(f"{gang.attempt(None)}/{backend}/launcher.json"))["pid"]
 
 
-def orted(host):
-    """The pid of OpenMPI's daemon on a host, as it is counted there."""
-    return host.check(["pgrep", "-x", "orted"]).strip()
+def daemon(host, backend):
+    """The pid of the launcher's daemon on a host, as it is counted there."""
+    return host.check(["pgrep", "-x", DAEMONS[backend]]).strip()
 
 
 def assert_ended(gang, words, *, skip=(), timeout_s=45.0):
@@ -34,13 +40,13 @@ def assert_ended(gang, words, *, skip=(), timeout_s=45.0):
     return outcome
 
 
-def test_a_gang_is_started_followed_and_stopped_and_secrets_are_on_no_disk(gang):
-    gang.begin(backend="mpirun")
+def test_a_gang_is_started_followed_and_stopped_and_secrets_are_on_no_disk(gang, backend):
+    gang.begin(backend=backend)
     now = gang.joined()
     assert (now["board"]["joined"], now["board"]["ranks"]) == (4, 4)
     assert gang.goes_on()
     words = gang.lab.hosts[0].check(["ps", "-eo", "args"])
-    assert "mpirun" in words
+    assert backend in words
     assert "hf_canary" not in words
     gang.order("stop")
     outcome = gang.outcome()
@@ -49,31 +55,31 @@ def test_a_gang_is_started_followed_and_stopped_and_secrets_are_on_no_disk(gang)
     assert [host.run(["grep", "-rl", "hf_canary", gang.folder]).stdout for host in gang.lab.hosts] == ["", "", ""]
 
 
-def test_a_killed_mpirun_ends_the_gang_in_good_order_and_is_named(gang):
-    gang.begin(backend="mpirun")
+def test_a_killed_mpirun_ends_the_gang_in_good_order_and_is_named(gang, backend):
+    gang.begin(backend=backend)
     gang.joined()
-    gang.lab.hosts[0].check(["kill", "-9", str(launcher(gang))])
-    assert_ended(gang, "mpirun on h0 was killed by signal 9")
+    gang.lab.hosts[0].check(["kill", "-9", str(launcher(gang, backend))])
+    assert_ended(gang, f"{backend} on h0 was killed by signal 9")
 
 
-def test_a_killed_daemon_of_mpirun_ends_the_gang_and_mpirun_is_named(gang):
-    gang.begin(backend="mpirun")
+def test_a_killed_daemon_of_mpirun_ends_the_gang_and_mpirun_is_named(gang, backend):
+    gang.begin(backend=backend)
     gang.joined()
-    gang.lab.hosts[1].check(["kill", "-9", orted(gang.lab.hosts[1])])
-    assert_ended(gang, "mpirun on h0 ")
+    gang.lab.hosts[1].check(["kill", "-9", daemon(gang.lab.hosts[1], backend)])
+    assert_ended(gang, f"{backend} on h0 ")
 
 
-def test_nothing_is_left_of_a_killed_mpirun_though_nobody_looks_after_the_run(gang):
-    gang.begin(backend="mpirun")
+def test_nothing_is_left_of_a_killed_mpirun_though_nobody_looks_after_the_run(gang, backend):
+    gang.begin(backend=backend)
     gang.joined()
     gang.lab.user.call("tests.lab.cases_launch:kill_supervisor")
-    gang.lab.hosts[0].check(["kill", "-9", str(launcher(gang))])
+    gang.lab.hosts[0].check(["kill", "-9", str(launcher(gang, backend))])
     assert_nothing_left(gang.lab, folder=gang.folder, within_s=30)
 
 
 @pytest.mark.slow
-def test_a_killed_agent_is_named_and_what_it_had_started_is_ended(gang):
-    gang.begin(backend="mpirun")
+def test_a_killed_agent_is_named_and_what_it_had_started_is_ended(gang, backend):
+    gang.begin(backend=backend)
     gang.joined()
     h1 = gang.lab.hosts[1]
     h1.check(["kill", "-9", str(gang.record(h1, "h1/agent.json")["pid"])])
@@ -83,24 +89,24 @@ def test_a_killed_agent_is_named_and_what_it_had_started_is_ended(gang):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("how", ["kill", "power_off"])
-def test_a_lost_host_is_named_and_the_others_leave(gang, how):
-    gang.begin(backend="mpirun")
+def test_a_lost_host_is_named_and_the_others_leave(gang, backend, how):
+    gang.begin(backend=backend)
     gang.joined()
     getattr(gang.lab.hosts[2], how)()
     assert_ended(gang, "h2 does not answer", skip=["h2"], timeout_s=180)
 
 
-def test_hosts_that_the_head_cannot_log_in_to_are_told_of_and_nothing_is_left(lab):
+def test_hosts_that_the_head_cannot_log_in_to_are_told_of_and_nothing_is_left(lab, backend):
     gang = Gang(lab(3))
-    said = gang.call("begin", hosts=gang.hosts(), backend="mpirun")
-    assert "mpirun on h0 ended with exit code" in said["error"]
+    said = gang.call("begin", hosts=gang.hosts(), backend=backend)
+    assert f"{backend} on h0 ended with exit code" in said["error"]
     assert "Host key verification failed" in said["error"]
     assert_nothing_left(gang.lab, folder=gang.folder)
 
 
 @pytest.mark.slow
-def test_a_head_without_mpirun_says_so(lab):
-    gang = Gang(lab(3, meshed=True, special={"h0": {"hide": ("mpirun",)}}))
-    said = gang.call("begin", hosts=gang.hosts(), backend="mpirun")
-    assert "h0: mpirun cannot be started" in said["error"]
+def test_a_head_without_mpirun_says_so(lab, backend):
+    gang = Gang(lab(3, meshed=True, special={"h0": {"hide": (backend,)}}))
+    said = gang.call("begin", hosts=gang.hosts(), backend=backend)
+    assert f"h0: {backend} cannot be started" in said["error"]
     assert_nothing_left(gang.lab, folder=gang.folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gangline.errors import RunFailed
@@ -132,6 +132,19 @@ class HostRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherDialect:
+    """The command of a launcher whose program may be of several makes."""
+
+    mark: str
+    """Words that `PROGRAM --version` prints if it is of this make."""
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    remote_shell: str | None = None
+    """A file, named in `argv`, that is written before the start and runs ssh. The launcher is ended when one ssh has
+    failed: it would wait for ever. None: it notices by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobLauncher:
     """One command on one host that starts the host agents of all hosts, and runs as long as they do."""
 
@@ -139,6 +152,8 @@ class JobLauncher:
     folder: str
     """A folder of its own there, for its log and its exit code."""
     argv: tuple[str, ...]
+    dialects: tuple[LauncherDialect, ...] = ()
+    """The first one whose mark the program there prints is started in place of `argv`; (): `argv` is started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from gangline.plugins import Table, shown_type
 
 MODULES: Mapping[str, str] = {
     "direct": "gangline.launch.direct:DirectBackend",
+    "mpiexec.hydra": "gangline.launch.mpirun:HydraBackend",
     "mpirun": "gangline.launch.mpirun:MpirunBackend",
     "slurm": "gangline.launch.slurm:SlurmBackend",
 }

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -49,7 +49,8 @@ class JobLauncherBackend(AgentBackend):
                 lambda part: start_agent(part, transports[part.host], asked, argv=OFFER),
             )
             try:
-                asked_launcher = {"folder": launcher.folder, "argv": launcher.argv}
+                dialects = [asdict(each) for each in launcher.dialects]
+                asked_launcher = {"folder": launcher.folder, "argv": launcher.argv, "dialects": dialects}
                 run_starter(transports[launcher.host], LAUNCH, asked_launcher, self._unsaid, self._unsaid["fix"], END_S)
                 while not wait([offers], PAUSE_S * 4).done:
                     if failure := self._failure(launcher, transports[launcher.host]):

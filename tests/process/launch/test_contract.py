@@ -11,7 +11,7 @@ import pytest
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import LaunchRequest
 from gangline.launch.direct import DirectBackend
-from gangline.launch.mpirun import MpirunBackend, job_launcher
+from gangline.launch.mpirun import HydraBackend, MpirunBackend, job_launcher
 from gangline.launch.program import Program
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
@@ -111,18 +111,26 @@ class DirectGang:
 class MpirunGang(DirectGang):
     """The same, below an mpirun on this computer."""
 
+    KIND = MpirunBackend
+
     def __init__(self, folder, modes, broken, has_warm_pool):
-        if shutil.which("mpirun") is None:
-            pytest.skip("no mpirun on this computer")
+        program = self.KIND.program
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program} on this computer")
         super().__init__(folder, modes, broken, has_warm_pool)
-        self.backend = MpirunBackend()
-        self.request = dataclasses.replace(
-            self.request, backend="mpirun", launcher=job_launcher(cluster(folder), self.request)
-        )
+        self.backend = self.KIND()
+        launcher = job_launcher(cluster(folder), self.request, program)
+        self.request = dataclasses.replace(self.request, backend=self.backend.name, launcher=launcher)
 
     def close(self):
         self.backend.withdraw(self.request, {host.name: LocalTransport(host) for host in cluster(self.folder).hosts})
         super().close()
+
+
+class HydraGang(MpirunGang):
+    """The same, below the launcher of MPICH."""
+
+    KIND = HydraBackend
 
 
 class FakeGang:
@@ -163,7 +171,7 @@ class FakeGang:
         pass
 
 
-@pytest.fixture(params=[DirectGang, MpirunGang, FakeGang], ids=["direct", "mpirun", "fake"])
+@pytest.fixture(params=[DirectGang, MpirunGang, HydraGang, FakeGang], ids=["direct", "mpirun", "mpiexec.hydra", "fake"])
 def make(request, tmp_path):
     yield from making(request.param, tmp_path)
 

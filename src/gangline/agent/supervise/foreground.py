@@ -4,7 +4,8 @@
                          below, and return once the agent stands; as `host-agent`, it says on stdout why it does not
     foreground below FOLDER      what the launcher starts: be the agent of the part in that folder
     foreground step FOLDER       the same as a task of Slurm, which gives notice by SIGTERM before it ends a task
-    foreground launch    < {"folder", "argv"}: start the launcher, in a session of its own; returns once it runs
+    foreground launch    < {"folder", "argv", "dialects": [LauncherDialect, ...]}: start the launcher, in a session of
+                         its own, by the first dialect whose mark its --version prints; returns once it runs
     foreground end       < {"folder"}: end the launcher
 
 The request and its secrets go through a named pipe, so they are on no disk and in no command line. The process that
@@ -42,11 +43,27 @@ OFFER_S = 55.0
 TICK_S = 0.05
 ENDINGS = ((0, 1.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """How a launcher is ended: the signals that it gets, and how long it has to leave after each. 0: by itself."""
-FOREIGN = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "PRTE_", "OPAL_", "SLURM_", "HYDRA_", "MPI_")
+FOREIGN = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "PRTE_", "OPAL_", "SLURM_", "HYDRA_", "HYDI_", "MPI_", "MPIR_CVAR_CH3_")
 """Variables of launchers. Ranks must not see them: libraries would take them for their own rank and world size."""
+VERSION_S = 20.0
+"""How long a launcher may take to print its version."""
 SITE = ("SLURM_CONF",)
 """A variable of the site, without which its commands find nothing."""
+REMOTE_SHELL = """#!/bin/sh
+ssh "$@"
+code=$?
+if [ $code -ne 0 ]; then
+    echo "ssh $* ended with exit code $code" >&2
+    echo $code >> "$0.failed"
+fi
+exit $code
+"""
 FIX = "look at the log of the launcher on the head"
+MISSING = "install it there and on the other hosts, or write `backend: direct` in cluster.yaml"
+MAKES = (
+    "install OpenMPI, MPICH or Intel MPI (the last two take IPv4 addresses and names only), or write "
+    "`backend: direct` in cluster.yaml"
+)
 
 
 def _is_foreign(name: str) -> bool:
@@ -182,28 +199,74 @@ def _be_agent(folder: Path, asked: Dict[str, Any], waiting: int) -> None:
 def _launch(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Start the launcher in the background, and return once it runs; raises VerbFailed."""
     folder = Path(asked["folder"])
-    detach(folder, lambda ready: _run_launcher(folder, asked["argv"], ready))
+    detach(folder, lambda ready: _run_launcher(folder, asked, ready))
     return {"kind": "result"}
 
 
-def _run_launcher(folder: Path, argv: List[str], ready: Ready) -> None:
+def _run_launcher(folder: Path, asked: Dict[str, Any], ready: Ready) -> None:
     """Run the launcher to its end, and write down how it ended."""
     env = {name: value for name, value in os.environ.items() if name != TAG and not _is_foreign(name)}
     if os.geteuid() == 0:  # without both, OpenMPI refuses to run as root
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    argv, shell = asked["argv"], None
     try:
+        if asked.get("dialects"):
+            dialect = _dialect(argv[0], asked["dialects"], env)
+            argv, env, shell = dialect["argv"], dict(env, **dialect["env"]), dialect["remote_shell"]
+        if shell:
+            Path(shell).write_text(REMOTE_SHELL)
+            Path(shell).chmod(0o700)
         with (folder / "launcher.log").open("ab") as log:
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
             )
     except OSError as error:
-        fix = "install it (Debian: apt install openmpi-bin), or write `backend: direct` in cluster.yaml"
-        raise VerbFailed(f"{argv[0]} cannot be started", f"{argv[0]}: {error.strerror}", fix) from error
+        raise VerbFailed(f"{argv[0]} cannot be started", f"{argv[0]}: {error.strerror}", MISSING) from error
     process = processes.find(child.pid)
     assert process is not None
     write_record(folder / "launcher.json", {"pid": process.pid, "start_ticks": process.start_ticks})
     ready()
-    write_record(folder / "ended.json", {"returncode": child.wait()})
+    code = _code_of_ssh(child, Path(f"{shell}.failed"), folder) if shell else child.wait()
+    processes.end_all(lambda: [each for each in processes.every_process() if each.session == child.pid and _runs(each)])
+    write_record(folder / "ended.json", {"returncode": code})
+
+
+def _runs(process: processes.Process) -> bool:
+    return process.state not in "ZX"
+
+
+def _code_of_ssh(child: "subprocess.Popen[bytes]", failed: Path, folder: Path) -> int:
+    """Wait for a launcher, and end it when one of its ssh has failed. Its exit code, or that of the ssh."""
+    while child.poll() is None:
+        if failed.exists():
+            _end({"folder": folder})
+            child.wait()
+            return int(failed.read_text().split()[0])
+        time.sleep(TICK_S * 4)
+    return child.returncode
+
+
+def _dialect(program: str, dialects: List[Dict[str, Any]], env: Dict[str, str]) -> Dict[str, Any]:
+    """The dialect of a program, by what it says of its version; raises VerbFailed and OSError."""
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            timeout=VERSION_S,
+        )
+        said = done.stdout.decode(errors="replace").strip()
+    except subprocess.TimeoutExpired:
+        said = f"nothing within {VERSION_S:g} s"
+    for dialect in dialects:
+        if dialect["mark"] in said:
+            return dialect
+    known = ", ".join(repr(dialect["mark"]) for dialect in dialects)
+    seen = f"expected one of {known} in what `{program} --version` prints, found: {said[:300] or 'nothing'}"
+    raise VerbFailed(f"{program} is of no make that gangline can start here", seen, MAKES)
 
 
 def _end(asked: Dict[str, Any]) -> Dict[str, Any]:
