@@ -48,6 +48,7 @@ class FakeBackend:
         """How those before it ended."""
         self.left: list[Leftover] = []
         self.orders: list[str] = []
+        self.num_polls = 0
         self.epochs: list[int] = []
         """Of every start, announcement and order."""
         self.secrets: dict[str, str] = {}
@@ -120,6 +121,7 @@ class FakeBackend:
     def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """See `Backend.poll`."""
         del transports
+        self.num_polls += 1
         return [self._status(part) for part in request.hosts]
 
     def announce(self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:

@@ -49,7 +49,7 @@ def first_cause(
     gone = [status for status in statuses if status.phase in {"lost", "starting"}]
     silent = [status for status in statuses if status.phase == "unreachable"]
     ended = [status for status in statuses if status.phase == "ended" and status.returncode]
-    bad = [status for status in ended if not _left_as_ordered(status)]
+    bad = [status for status in ended if not left_as_ordered(status)]
     signalled = [status for status in bad if status.reason == "signalled"]
     if failures and weight(failures[0]) < ECHOES:
         return _of_rank(failures[0], explain)
@@ -67,9 +67,15 @@ def first_cause(
     return _of_host(request, bad[0]) if bad else None
 
 
-def only_terminated(request: LaunchRequest, statuses: Sequence[HostStatus]) -> bool:
-    """Whether something ended badly, and nothing would have, had the end been ordered: ranks were sent SIGTERM."""
-    return first_cause(request, statuses) is not None and first_cause(request, statuses, ordered=True) is None
+def only_terminated(
+    request: LaunchRequest, statuses: Sequence[HostStatus], of_interest: Sequence[HostStatus] | None = None
+) -> bool:
+    """Whether something ended badly, and nothing would have, had the end been ordered: ranks were sent SIGTERM.
+
+    of_interest: those that were not killed for the end of others; None: all.
+    """
+    causes = statuses if of_interest is None else of_interest
+    return first_cause(request, statuses) is not None and first_cause(request, causes, ordered=True) is None
 
 
 def leaves_doubt(statuses: Sequence[HostStatus]) -> bool:
@@ -93,7 +99,7 @@ def _without_echoes(status: HostStatus) -> HostStatus:
     return replace(status, failures=(), error=None, returncode=0 if is_over else status.returncode)
 
 
-def _left_as_ordered(status: HostStatus) -> bool:
+def left_as_ordered(status: HostStatus) -> bool:
     """Whether its ranks only exited as ordered; a program may die of SIGTERM."""
     return status.reason == "stopped" and all(
         failure["error"] is None and failure["exit"] in {None, 0, -signal.SIGTERM, 128 + signal.SIGTERM}

@@ -27,7 +27,14 @@ from gangline.runs.record_versions import decode_record, load_if_there, load_rec
 from gangline.runs.state import AttemptOutcome, HostOutcome, ProcessId, RunState, StopOrder, read_order
 from gangline.supervise.attempt_records import AttemptFigures, PollErrors, Records, read_figures
 from gangline.supervise.background import Background
-from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt, of_memory, only_terminated
+from gangline.supervise.cause import (
+    first_cause,
+    gather_failures,
+    leaves_doubt,
+    left_as_ordered,
+    of_memory,
+    only_terminated,
+)
 from gangline.supervise.clean import end_earlier
 from gangline.supervise.gang_control import GangControl, SupervisedRun, with_leftovers
 from gangline.supervise.gang_view import GangView, Statuses
@@ -406,6 +413,10 @@ class Supervisor:
 
     def _end_failed(self, statuses: Statuses) -> None:
         """End the other ranks of a failed gang: first in good order, after the grace by force."""
+        if (
+            self._user_order is not None
+        ):  # a script that dies of it, and torchrun with it, takes no time from the others
+            statuses = [status for status in statuses if not left_as_ordered(status)]
         failing = [status.host for status in statuses if _has_failed(status) and status.host not in self._failing]
         self._failing += failing
         if self._user_order == "kill":
@@ -511,7 +522,7 @@ class Supervisor:
         error = self._failure.to_json() if self._failure is not None else None
         error = error or first_cause(
             self.request,
-            statuses,
+            statuses if self._user_order is None else self._not_killed_by_us(statuses),
             ordered=self._user_order is not None,
             seen=self._failing,
             explain=self._out_of_memory,
@@ -519,6 +530,12 @@ class Supervisor:
         if error is None:
             return None
         return self.followed.troubles.as_evidence(self.followed.liveness.as_evidence(error))
+
+    def _not_killed_by_us(self, statuses: Statuses) -> Statuses:
+        """Without hosts that were killed because others had failed: that is no cause."""
+        if self._orders.given != "kill" or self._failed_at is None:
+            return statuses
+        return [status for status in statuses if status.reason != "killed"]
 
     def _out_of_memory(self, failure: Failure) -> RunFailed | None:
         """The out-of-memory error of a rank, with the forecast of the plan; None: it ended otherwise."""
@@ -562,7 +579,7 @@ class Supervisor:
         deadline = time.monotonic() + JOB_NOTICE_S
         in_job = any(host.allocation is not None for host in self._cluster.hosts)
         while in_job and self._failure is None and self._user_order is None and time.monotonic() < deadline:
-            if not only_terminated(self.request, statuses):
+            if not only_terminated(self.request, statuses, self._not_killed_by_us(statuses)):
                 return
             self._user_order = read_order(self._layout, attempt=self.attempt)
             self.records.beat()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -265,6 +266,43 @@ def test_a_stop_may_become_a_kill(make):
 
     assert lab.run(script).result == "stopped"
     assert lab.orders() == ["stop", "kill"]
+
+
+@pytest.mark.parametrize("is_first_told", [True, False])
+def test_a_host_that_left_as_ordered_takes_no_time_from_one_that_saves(make, is_first_told):
+    """A script without a handler of SIGTERM dies at once, and its torchrun ends with 1."""
+    lab = make(stubborn=frozenset(HOSTS))
+    exit_code = -signal.SIGTERM if is_first_told else None
+
+    def script():
+        write_order(lab.layout, "stop", attempt=1)
+        wait_until(lambda: lab.phase() == "stopping", "the order is seen")
+        left = {**FAILURE, "error": None, "exit": exit_code, "ordered": is_first_told}
+        lab.backend.end("pc2", returncode=1, reason="stopped", failures=(left,))
+        looks = lab.backend.num_polls
+        wait_until(lambda: lab.backend.num_polls > looks + 5, "the end is seen")
+        lab.backend.end("pc1", returncode=0, reason="stopped")
+
+    outcome = lab.run(script)
+    assert (outcome.result, outcome.error) == ("stopped", None)
+    assert lab.orders() == ["stop"]
+
+
+def test_who_is_killed_after_others_left_as_ordered_is_not_blamed(make, monkeypatch):
+    """As `scancel` does it: a host has ended by SIGTERM before the order is here, and then the others are killed."""
+    monkeypatch.setattr("gangline.supervise.supervisor.JOB_NOTICE_S", 20.0)
+    lab = make(stubborn=frozenset(HOSTS))
+    nodes = tuple(replace(host, transport="srun", allocation="41") for host in lab.cluster.hosts)
+    write_json(lab.layout.cluster, replace(lab.cluster, hosts=nodes).to_json())
+
+    def script():
+        left = {**FAILURE, "error": None, "exit": None}
+        lab.backend.end("pc2", returncode=1, reason="stopped", failures=(left,))
+        wait_until(lambda: "kill" in lab.backend.orders, "the other one is killed")
+        write_order(lab.layout, "stop", attempt=1)
+
+    outcome = lab.run(script)
+    assert (outcome.result, outcome.error) == ("stopped", None)
 
 
 def test_a_save_that_fails_while_stopping_is_a_failure(make):
