@@ -70,3 +70,26 @@ def test_the_signal_is_left_to_a_script_that_does_not_ask():
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
     assert signal.SIGTERM == 15
+
+
+def test_a_script_that_counts_from_0_has_done_all_its_steps_also_after_a_resume(tmp_path):
+    """The second process is a resumed one: it begins in the middle."""
+    for attempt, numbers in ((1, "0, 1"), (2, "2, 3")):
+        files = tmp_path / f"run/attempts/{attempt}"
+        files.mkdir(parents=True)
+        env = {**os.environ, script_hooks.FOLDER: str(files), "RANK": "0"}
+        text = f"from gangline import hooks\nfor step in ({numbers}): hooks.step(step, steps=4)"
+        subprocess.run([sys.executable, "-c", text], env=env, check=True)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert (files / "rank-0.step").read_text() == "3\n"
+
+
+def test_a_script_that_counts_from_1_and_begins_in_the_middle_is_taken_at_its_word(tmp_path):
+    files = tmp_path / "run/attempts/1"
+    files.mkdir(parents=True)
+    env = {**os.environ, script_hooks.FOLDER: str(files), "RANK": "0"}
+    text = "from gangline import hooks\nfor step in (7, 8): hooks.step(step, steps=9)"
+    subprocess.run([sys.executable, "-c", text], env=env, check=True)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [7, 8]

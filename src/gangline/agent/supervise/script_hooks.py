@@ -28,6 +28,8 @@ FOLDER = "GANGLINE_RANK_FILES"
 """Where ranks leave files for their host agent; not set elsewhere."""
 METRICS = "metrics.jsonl"
 """As in `runs.layout`, which is not there."""
+FROM_0 = "steps-from-0"
+"""A file in the folder of a run whose script counts its steps from 0."""
 
 
 class _Script:
@@ -37,6 +39,8 @@ class _Script:
     listens = False
     last_at: Optional[float] = None
     """When the last step was reported, in seconds."""
+    first: Optional[int] = None
+    """The number of the run's first step, 0 or 1; None: not known yet."""
 
 
 def step(
@@ -49,8 +53,8 @@ def step(
 ) -> None:
     """Report that an optimizer step is done, on every rank.
 
-    number: from 1. steps: all of them. loss: a number, or a tensor with one. tokens: that all ranks together have
-    trained in this step. The figures are those of rank 0.
+    number: from 1 or from 0; figures count from 1. steps: all of them. loss: a number, or a tensor with one. tokens:
+    that all ranks together have trained in this step. The figures are those of rank 0.
     """
     folder, rank = os.environ.get(FOLDER), os.environ.get("RANK", "0")
     if not folder:
@@ -61,13 +65,27 @@ def step(
         if rank == "0":
             step_s = None if before is None else _Script.last_at - before
             rate = tokens / step_s if tokens is not None and step_s else None
-            figures = {"step": number, "steps": steps, "loss": None if loss is None else float(loss)}
+            done = number + 1 - _first(number, Path(folder).parents[1])
+            figures = {"step": done, "steps": steps, "loss": None if loss is None else float(loss)}
             figures.update(learning_rate=learning_rate, tokens_per_s=rate, step_s=step_s)
             line = {"kind": "step", "time": datetime.now(timezone.utc).isoformat(), **figures}
             with Path(folder).parents[1].joinpath(METRICS).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
     except OSError:  # a full disk does not end the training
         pass
+
+
+def _first(number: int, run: Path) -> int:
+    """0 if the script counts its steps from 0, else 1.
+
+    A resumed script begins in the middle, so a file in the folder of the run remembers it.
+    """
+    if _Script.first is None:
+        mark = run / FROM_0
+        if number == 0:
+            mark.touch()
+        _Script.first = 0 if mark.exists() else 1
+    return _Script.first
 
 
 def should_stop() -> bool:
