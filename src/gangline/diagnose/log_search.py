@@ -83,8 +83,8 @@ _PROGRESS = re.compile(r"(?i)\b(?:step|epoch|iter(?:ation)?s?|loss|saved|it/s)\b
 _TROUBLE_LINES, _HARMLESS_LINES = 60, 4
 """At the end of a log in which nothing else is found: so many lines are looked through for it; so many lines is a
 harmless message long."""
-_PROSE = re.compile(rb"[a-z,;]\s*$|\bINFO\b")
-"""Before the class of an exception: a sentence speaks of it, or code catches it."""
+_PROSE, _INFORMS = re.compile(rb"[a-z,;]\s*$"), re.compile(rb"\bINFO\b")
+"""Before the class of an exception: a sentence speaks of it, or code catches it, unless a traceback has begun."""
 _IGNORED, _CAUGHT = b"Exception ignored in", b"During handling of the above exception"
 _TRACEBACK = b"raceback (most recent call last)"
 _TRACEBACK_LINES = 300
@@ -266,9 +266,10 @@ class LogSearch:
         if raised := self._raised_in(line[:_WINDOW], number, tells):
             text = self._words(raised[1], at)
             self.raised.append(RaisedLine(text, number))
+            is_informing = _INFORMS.search(line, 0, raised.start(1)) and number - self._traceback >= _TRACEBACK_LINES
             self._traceback = -_TRACEBACK_LINES
             is_ignored, self._ignores = number <= self._ignores, 0
-            if not (is_ignored or _PROSE.search(line, 0, raised.start(1)) or _WARNED.search(line)):
+            if not (is_ignored or is_informing or _PROSE.search(line, 0, raised.start(1)) or _WARNED.search(line)):
                 self._class_of(text, number, is_said=False)
         elif tells & _SAYS and (said := _SAID.search(line[:_WINDOW])) and not _WARNED.search(line):
             words = next(each for each in said.groups() if each)

@@ -131,6 +131,11 @@ def test_words_of_a_program_that_goes_on_are_no_error(line: str, tmp_path: Path)
     assert found(read_log(log(tmp_path, line))) == []
 
 
+def test_a_traceback_that_a_logger_wrote_as_information_counts(tmp_path: Path) -> None:
+    logged = ["Traceback (most recent call last):", '  File "x.py", line 8', "ValueError: the shapes do not match"]
+    assert found(read_log(log(tmp_path, *(f"12:00 - INFO - {each}" for each in logged)))) == [("error-shape", 3)]
+
+
 def test_after_which_a_program_trains_is_no_error(tmp_path: Path) -> None:
     assert found(read_log(log(tmp_path, "launcher: could not open /srv/hosts.txt", "step 7 loss 2.5"))) == []
 
