@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import hashlib
 import json
@@ -221,7 +222,10 @@ def _mark(cluster: Cluster, inventory: Inventory) -> str:
         ]
         for facts in inventory.hosts
     }
-    return hashlib.sha256(json.dumps([cluster.to_json(), known], sort_keys=True).encode()).hexdigest()
+    # every job of Slurm has an allocation of its own, on nodes that are as they were
+    hosts = tuple(dataclasses.replace(host, allocation=None) for host in cluster.hosts)
+    asked = dataclasses.replace(cluster, hosts=hosts).to_json()
+    return hashlib.sha256(json.dumps([asked, known], sort_keys=True).encode()).hexdigest()
 
 
 def _has_failed_since(home: Path, when: float) -> bool:

@@ -49,6 +49,17 @@ def test_what_was_tried_a_moment_ago_counts(tmp_path):
     assert recent_pairs(tmp_path, CLUSTER, tried()) is None
 
 
+def test_it_counts_for_the_next_job_of_slurm_on_the_same_nodes(tmp_path):
+    def of_job(number):
+        return dataclasses.replace(
+            CLUSTER, hosts=tuple(dataclasses.replace(host, allocation=number) for host in CLUSTER.hosts)
+        )
+
+    keep_pairs(tmp_path, of_job("41"), tried())
+    assert recent_pairs(tmp_path, of_job("42"), tried()) is not None
+    assert recent_pairs(tmp_path, dataclasses.replace(of_job("42"), hosts=of_job("42").hosts[:1]), tried()) is None
+
+
 @pytest.mark.parametrize("seconds_ago", [RECENT_S + 5, -100])
 def test_not_for_long_and_not_from_the_future(tmp_path, seconds_ago):
     keep_pairs(tmp_path, CLUSTER, tried(seconds_ago=seconds_ago))
