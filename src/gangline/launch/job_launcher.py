@@ -35,12 +35,16 @@ class JobLauncherBackend(AgentBackend):
     remedy: ClassVar[str]
     """What to do where it ended with an exit code other than 0; {host}: the head."""
 
+    def agent(self) -> bytes:
+        """The program that every host gets."""
+        return agent_zipapp()
+
     def start_agents(
         self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Started
     ) -> None:
         """See `AgentBackend.start_agents`. Every host gets its request; the launcher starts its agent."""
         launcher = _of(request)
-        self.start_all(request, begun, lambda part: _bring_agent(part.folder, transports[part.host]))
+        self.start_all(request, begun, lambda part: _bring(self.agent(), part.folder, transports[part.host]))
         with ThreadPoolExecutor(max_workers=1) as pool:
             offers = pool.submit(
                 self.start_all,
@@ -147,8 +151,8 @@ def _of(request: LaunchRequest) -> JobLauncher:
     return request.launcher
 
 
-def _bring_agent(folder: str, transport: Transport) -> None:
-    transport.write(PurePath(folder, AGENT_FILE), agent_zipapp())
+def _bring(agent: bytes, folder: str, transport: Transport) -> None:
+    transport.write(PurePath(folder, AGENT_FILE), agent)
 
 
 def _end(launcher: JobLauncher, transports: Mapping[str, Transport]) -> None:

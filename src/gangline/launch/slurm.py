@@ -18,6 +18,7 @@ from gangline.errors import UsageError
 from gangline.launch.backend import JobLauncher, LaunchRequest, Promises
 from gangline.launch.job_launcher import AGENT_FILE, JobLauncherBackend
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, SlurmRequest
+from gangline.transport.bootstrap import compiled_agent_zipapp
 from gangline.transport.slurm_commands import OVERLAP, component_words, job_name, node_names, own_job, slurm
 
 PICK = (
@@ -35,6 +36,10 @@ class SlurmBackend(JobLauncherBackend):
     promises: ClassVar[Promises] = Promises(warm_restart=False)
     program: ClassVar[str] = "srun"
     remedy: ClassVar[str] = "`squeue` and `sinfo` on {host} say how the job and its nodes stand"
+
+    def agent(self) -> bytes:
+        """See `JobLauncherBackend.agent`: nodes are near."""
+        return compiled_agent_zipapp()
 
     def hosts(self, cluster: Cluster, variables: Mapping[str, str]) -> Cluster:
         """See `Backend.hosts`: the nodes of the allocation that we are in."""

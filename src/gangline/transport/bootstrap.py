@@ -6,8 +6,11 @@ command for a terminal (`remote_command`), whose words travel in hexadecimal.
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.resources
+import importlib.util
 import io
+import marshal
 import os
 import zipfile
 import zlib
@@ -35,7 +38,29 @@ def agent_zipapp() -> bytes:
 
     Without the host half of `gangline prepare`, which is a program of its own.
     """
-    return _archive("gangline.agent", [each for each in _agent_sources() if not each[0].startswith(PREPARE)])
+    return _archive("gangline.agent", _sources_without_prepare())
+
+
+@once
+def compiled_agent_zipapp() -> bytes:
+    """The same with the byte code of this version of Python beside the sources, which any other version reads.
+
+    It is four times as large packed, and spares every program on a host 0.03 to 0.2 s: for hosts behind a fast network.
+    """
+    sources = _sources_without_prepare()
+    return _archive("gangline.agent", [*sources, *((f"{name}c", _byte_code(name)) for name, _ in sources)])
+
+
+def _sources_without_prepare() -> list[tuple[str, bytes]]:
+    return [each for each in _agent_sources() if not each[0].startswith(PREPARE)]
+
+
+def _byte_code(path: str) -> bytes:
+    """The file of byte code of a module, which nobody compares with its source: both come in one archive."""
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    loader = getattr(importlib.util.find_spec(name), "loader", None)
+    assert isinstance(loader, importlib.abc.InspectLoader), name
+    return importlib.util.MAGIC_NUMBER + b"\x01\0\0\0" + bytes(8) + marshal.dumps(loader.get_code(name))
 
 
 PREPARE = "gangline/agent/prepare/"
@@ -140,9 +165,19 @@ def first_words() -> bytes:
     return _said(START + CHANNEL, _packed_agent())
 
 
+def compiled_first_words() -> bytes:
+    """The same for a host behind a fast network (`compiled_agent_zipapp`)."""
+    return _said(START + CHANNEL, _packed_compiled_agent())
+
+
 @once
 def _packed_agent() -> bytes:
     return zlib.compress(agent_zipapp(), 9)
+
+
+@once
+def _packed_compiled_agent() -> bytes:
+    return zlib.compress(compiled_agent_zipapp(), 1)
 
 
 def _said(start: str, packed: bytes) -> bytes:

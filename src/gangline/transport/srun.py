@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from gangline.errors import HostUnreachable
 from gangline.runs.cluster import Host
-from gangline.transport.bootstrap import BOOTSTRAP, first_words
+from gangline.transport.bootstrap import BOOTSTRAP, compiled_first_words
 from gangline.transport.channel import AgentChannel, Hello, Lost
 from gangline.transport.connection import HostLink
 from gangline.transport.slurm_commands import SILENT_CONTROLLER, environment, step_argv, words_of
@@ -141,7 +141,7 @@ class SrunTransport(ChannelTransport):
     """A node of an allocation. Connects at the first call, and again after a connection was lost."""
 
     def __init__(self, host: Host, *, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
-        super().__init__(host.name, SrunLink(host, "", first_words), output_limit_bytes=output_limit_bytes)
+        super().__init__(host.name, SrunLink(host, "", compiled_first_words), output_limit_bytes=output_limit_bytes)
 
 
 def run_step(

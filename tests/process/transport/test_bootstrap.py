@@ -22,6 +22,7 @@ from gangline.transport.bootstrap import (
     START_BYTES,
     _sources,
     agent_zipapp,
+    compiled_agent_zipapp,
     first_words,
     prepare_words,
     prepare_zipapp,
@@ -97,7 +98,7 @@ def test_a_python3_of_no_use_is_passed_over_for_another(tmp_path, code):
     assert boot(path).stdout.startswith(MAGIC)
 
 
-@pytest.mark.parametrize("zipapp", [agent_zipapp, prepare_zipapp])
+@pytest.mark.parametrize("zipapp", [agent_zipapp, compiled_agent_zipapp, prepare_zipapp])
 @pytest.mark.parametrize("version", ["3.8", "3.13"])
 def test_every_program_of_the_agent_can_be_loaded_by_other_pythons(tmp_path, version, zipapp):
     if not pythons.has(version):
@@ -108,7 +109,7 @@ import importlib, sys, warnings, zipfile
 warnings.simplefilter("error")
 sys.path.insert(0, sys.argv[1])
 for name in zipfile.ZipFile(sys.argv[1]).namelist():
-    if name.startswith("gangline/agent/") and not name.endswith("__.py"):
+    if name.startswith("gangline/agent/") and name.endswith(".py") and not name.endswith("__.py"):
         importlib.import_module(name[:-3].replace("/", "."))
 """
     argv = [pythons.find(version).executable, "-I", "-c", program, tmp_path / "agent.pyz"]
@@ -146,6 +147,17 @@ def test_the_same_files_make_the_same_agent():
     build = agent_zipapp.__wrapped__
     assert build() == build()
     assert build() is not build()
+
+
+def test_this_python_runs_the_byte_code_and_compiles_nothing(tmp_path):
+    """The archive has a source that cannot be compiled: only the byte code beside it is read."""
+    path = tmp_path / "agent.pyz"
+    with zipfile.ZipFile(BytesIO(compiled_agent_zipapp())) as whole, zipfile.ZipFile(path, "w") as broken:
+        for name in whole.namelist():
+            is_source = name.startswith("gangline/agent/") and name.endswith(".py")
+            broken.writestr(name, "no Python" if is_source else whole.read(name))
+    done = subprocess.run([sys.executable, "-I", path, "trees", "measure", path], capture_output=True, text=True)
+    assert f'"bytes": {path.stat().st_size}' in done.stdout
 
 
 SUB_ROOMS = {f"gangline/agent/{name}" for name in ("host_facts", "netprobe", "provision", "rpc", "supervise")}
