@@ -1,8 +1,9 @@
 """`python -m gangline.supervise RUN_FOLDER ATTEMPT`: the supervisor of a run, from this attempt on.
 
 With `--detach` it reads {"secrets": {name: value}} from stdin, continues in the background, and prints one line of
-JSON: {"started": true} once the gang was started, or {"error": ...}. With `--step` it does the same and stays: a batch
-system ends it with its job, and gives notice by SIGTERM, on which the run saves and stops.
+JSON: {"started": true} once the gang was started, or {"error": ...}. With `--step`, and nothing else, it reads
+"run_folder" and "attempt" as well, does the same and stays: a batch system ends it with its job, and gives notice by
+SIGTERM, on which the run saves and stops. It ends at once where nothing comes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.runs.cluster import Cluster
@@ -38,21 +39,20 @@ def main() -> int:
     parser.add_argument("run_folder", type=Path)
     parser.add_argument("attempt", type=int)
     parser.add_argument("--detach", action="store_true")
-    parser.add_argument("--step", action="store_true")
-    words = parser.parse_args()
     os.umask(0o077)
     logging.basicConfig(format="%(asctime)s %(message)s")
+    if sys.argv[1:] == ["--step"]:
+        return _as_step()
+    words = parser.parse_args()
     layout = RunLayout.of(words.run_folder)
     if words.detach:
         return _detach(layout, words.attempt)
-    if words.step:
-        return _as_step(layout, words.attempt)
     return _supervise(layout, words.attempt, secrets={}, ready=None)
 
 
 def _detach(layout: RunLayout, attempt: int) -> int:
     """Supervise in a process of its own; the exit code says whether the gang was started."""
-    secrets = _read_secrets()
+    secrets = _read_asked().get("secrets", {})
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -67,14 +67,17 @@ def _detach(layout: RunLayout, attempt: int) -> int:
     return 0 if said == json.dumps(STARTED).encode() else 1
 
 
-def _read_secrets() -> dict[str, str]:
-    secrets: dict[str, str] = json.loads(sys.stdin.buffer.read() or b"{}").get("secrets", {})
-    return secrets
+def _read_asked() -> dict[str, Any]:
+    asked: dict[str, Any] = json.loads(sys.stdin.buffer.read() or b"{}")
+    return asked
 
 
-def _as_step(layout: RunLayout, attempt: int) -> int:
-    """Supervise in this very process."""
-    secrets, said = _read_secrets(), os.dup(1)
+def _as_step() -> int:
+    """Supervise in this very process, once it is said what."""
+    asked, said = _read_asked(), os.dup(1)
+    if not asked:
+        return 0
+    layout, attempt, secrets = RunLayout.of(Path(asked["run_folder"])), int(asked["attempt"]), asked["secrets"]
 
     def end(*_: object) -> None:
         with suppress(OSError, GanglineError):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import LaunchRequest
@@ -28,13 +28,17 @@ from gangline.transport.local import LocalTransport, our_python
 from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import AGENT, CommandResult, Transport
 
+if TYPE_CHECKING:
+    from gangline.transport.srun import WaitingStep
+
 START_TIMEOUT_S = 600.0
 """Many hosts, some of which answer slowly."""
 NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
 """An ssh agent that is forwarded with our connection ends with it: the head must work without one."""
-OWN_VERSION = """\
+OWN_PYTHON = """\
 import json, sys
-print(json.dumps({"old": "%d.%d" % sys.version_info[:2]} if sys.version_info < (3, 10) else {"reasons": []}))
+old = {"old": "%d.%d" % sys.version_info[:2]} if sys.version_info < (3, 10) else {}
+print(json.dumps({"reasons": [], "program": sys.executable, **old}))
 """
 """What a node of an allocation is asked: it reaches the others by srun, as we do, so that trying it again is idle."""
 REACH = """\
@@ -72,7 +76,7 @@ def spawn_there(
 ) -> None:
     """As `spawn`, on the head. `there`: the folder of the run on the head, with all its records.
 
-    In an allocation it is a step of its own, which ends with the allocation.
+    In an allocation it is a step of its own, which ends with the allocation, and which `cannot_supervise` has begun.
     """
     if head.transport == "srun":
         _spawn_step(head, remote, there, attempt, secrets)
@@ -85,14 +89,22 @@ def spawn_there(
 def _spawn_step(
     head: Host, remote: Transport, there: RunLayout, attempt: int, secrets: Mapping[str, str] | None
 ) -> None:
-    from gangline.transport.srun import run_step
+    from gangline.transport.srun import SrunTransport
 
-    words = ("-m", "gangline.supervise", str(there.folder), str(attempt), "--step")
-    program = _run(remote, (AGENT, "python", "-c", "import sys; print(sys.executable)"), head).stdout.strip()
-    said = run_step(head, (program, *words), env=_own_code(head), stdin=_stdin(secrets), within_s=START_TIMEOUT_S)
+    step = remote.take_ahead() if isinstance(remote, SrunTransport) else None
+    if step is None:
+        step = _step(head, str(_own_python(head, remote)["program"]))
+    asked = {"run_folder": str(there.folder), "attempt": attempt, "secrets": dict(secrets or {})}
+    said = step.tell(json.dumps(asked).encode(), within_s=START_TIMEOUT_S)
     if said.returncode == 0 and (json_object(said.stdout) or {}).get("started"):
         return
     _require_started(dataclasses.replace(said, returncode=said.returncode or 1), there.folder, attempt)
+
+
+def _step(head: Host, program: str) -> WaitingStep:
+    from gangline.transport.srun import WaitingStep
+
+    return WaitingStep(head, (program, "-m", "gangline.supervise", "--step"), env=_own_code(head))
 
 
 def _words(run_folder: Path, attempt: int) -> tuple[str, ...]:
@@ -199,15 +211,39 @@ def cannot_supervise(cluster: Cluster, remote: Transport) -> list[str]:
     head = cluster.head
     if head.code is None:
         return [f"gangline's own code is not on {head.name}"]
-    words = (REACH, "reach") if head.allocation is None else (OWN_VERSION,)
-    result = _run(remote, (AGENT, "python", "-c", *words), head, stdin=json.dumps(cluster.to_json()).encode())
     try:
-        answer = json.loads(result.stdout)
+        answer = _own_python(head, remote) if head.allocation else _reach(cluster, remote)
         if "old" in answer:
             return [f"the Python of {head.name} is older than 3.10 ({str(answer['old'])[:20]})"]
+        if head.allocation:
+            _begin_ahead(head, remote, str(answer["program"]))
         return [str(reason) for reason in answer["reasons"]]
-    except NONSENSE:
-        return [f"{head.name} cannot be asked: {result.stderr.strip()[-500:]}"]
+    except NONSENSE as error:
+        return [f"{head.name} cannot be asked: {error}"]
+
+
+def _begin_ahead(head: Host, remote: Transport, program: str) -> None:
+    """Start the supervisor's step: what it imports takes a while, in which we go on."""
+    from gangline.transport.srun import SrunTransport
+
+    if isinstance(remote, SrunTransport):
+        remote.begin_ahead(_step(head, program))
+
+
+def _own_python(head: Host, remote: Transport) -> dict[str, Any]:
+    return _answer(_run(remote, (AGENT, "python", "-c", OWN_PYTHON), head))
+
+
+def _reach(cluster: Cluster, remote: Transport) -> dict[str, Any]:
+    stdin = json.dumps(cluster.to_json()).encode()
+    return _answer(_run(remote, (AGENT, "python", "-c", REACH, "reach"), cluster.head, stdin=stdin))
+
+
+def _answer(result: CommandResult) -> dict[str, Any]:
+    """The object that it printed; raises ValueError with its last words where there is none."""
+    if (said := json_object(result.stdout)) is None:
+        raise ValueError(result.stderr.strip()[-500:])
+    return said
 
 
 def ask_supervisor_host(layout: RunLayout, remote: Transport, verb: str, *words: str) -> dict[str, Any]:

@@ -142,25 +142,50 @@ class SrunTransport(ChannelTransport):
 
     def __init__(self, host: Host, *, output_limit_bytes: int = OUTPUT_LIMIT_BYTES) -> None:
         super().__init__(host.name, SrunLink(host, "", compiled_first_words), output_limit_bytes=output_limit_bytes)
+        self._ahead: WaitingStep | None = None
+
+    def begin_ahead(self, step: WaitingStep) -> None:
+        """Keep a step until it is taken; it ends with this transport."""
+        self._end_ahead()
+        self._ahead = step
+
+    def take_ahead(self) -> WaitingStep | None:
+        """The step that was begun; None where none was, or where it was taken."""
+        step, self._ahead = self._ahead, None
+        return step
+
+    def close(self) -> None:
+        """See `ChannelTransport.close`."""
+        self._end_ahead()
+        super().close()
+
+    def _end_ahead(self) -> None:
+        if (step := self.take_ahead()) is not None:
+            step.close()
 
 
-def run_step(
-    host: Host, argv: Sequence[str], *, env: Mapping[str, str], stdin: bytes, within_s: float
-) -> CommandResult:
-    """Start a step that stays; its first line of output, with code 0 while it runs. Its srun runs on without us.
+class WaitingStep:
+    """A step that imports what it needs, waits for its stdin, and then stays. Its srun runs on without us.
 
-    Raises TimeoutError where nothing comes within `within_s`.
+    argv: a program that ends when its stdin is closed and nothing came.
     """
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
+
+    def __init__(self, host: Host, argv: Sequence[str], *, env: Mapping[str, str]) -> None:
+        self._host, self._argv = host, tuple(argv)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step
+        self._process = subprocess.Popen(
             [*step_argv(host), *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=errors,
+            stderr=self._errors,
             env={**environment(os.environ), **env},
             cwd="/",
             start_new_session=True,
         )
+
+    def tell(self, stdin: bytes, *, within_s: float) -> CommandResult:
+        """Its first line of output, with code 0 while it runs. Raises TimeoutError where nothing comes in time."""
+        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -173,6 +198,16 @@ def run_step(
         line = process.stdout.readline().decode("utf-8", "replace")
         code = process.wait() if not line else 0
         process.stdout.close()
-        errors.seek(0)
-        said = errors.read(STDERR_BYTES).decode("utf-8", "replace")
-    return CommandResult(host=host.name, argv=tuple(argv), returncode=code, stdout=line, stderr=said)
+        self._errors.seek(0)
+        said = self._errors.read(STDERR_BYTES).decode("utf-8", "replace")
+        self._errors.close()
+        return CommandResult(host=self._host.name, argv=self._argv, returncode=code, stdout=line, stderr=said)
+
+    def close(self) -> None:
+        """End it, if nothing was said to it."""
+        process = self._process
+        for stream in (process.stdin, process.stdout, self._errors):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()  # type: ignore[union-attr]
+        process.terminate()
+        process.wait()

@@ -564,7 +564,10 @@ def test_a_head_with_an_old_python_cannot(make):
 
 @pytest.mark.parametrize(
     ("stdout", "reasons"),
-    [('{"reasons": []}\n', []), ('{"old": "3.6"}\n', ["the Python of pc1 is older than 3.10 (3.6)"])],
+    [
+        ('{"reasons": [], "program": "/usr/bin/python3"}\n', []),
+        ('{"old": "3.6"}\n', ["the Python of pc1 is older than 3.10 (3.6)"]),
+    ],
 )
 def test_a_node_of_an_allocation_says_its_version_alone(make, stdout, reasons):
     asked = []
@@ -702,3 +705,9 @@ def test_a_host_that_lies_about_its_ranks_is_named_when_a_run_may_be_alive(make,
         is_alive(lab.layout)
     hosts["pc2"].write(Path(lab.parts[1].folder, "status.json"), record)
     assert not is_alive(lab.layout)  # as of a host that does not answer
+
+
+def test_a_supervisor_that_was_begun_ahead_ends_where_nothing_is_said_to_it():
+    argv = [sys.executable, "-m", "gangline.supervise", "--step"]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
