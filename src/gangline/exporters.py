@@ -5,6 +5,7 @@ An exporter is one row of `EXPORTERS`, or of a plug-in (`gangline.exporters`). j
     report:
       tensorboard: true           # on, with its defaults; `false` or `none` switches an exporter off
       wandb: my-project           # its first option
+      prometheus: 9464            # its port
       csv: {path: figures.csv}    # its options by name (a plug-in)
 
 It runs in rank 0, on the head. An error of an exporter never ends a run: it is told once, and the exporter is off from
@@ -18,6 +19,8 @@ import errno
 import functools
 import importlib
 import logging
+import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +88,8 @@ class Exporter:
     """Called with an instance of `options`, before the first step of every attempt."""
     options: type = NoOptions
     """A dataclass whose fields are plain data (bool, int, float, str, and lists of them); job.yaml is checked by it.
-    The metadata of a field may have `help`, `pattern` (of a str) and `examples`, for messages and for the reference."""
+    The metadata of a field may have `help`, `pattern` (of a str), `least` and `most` (of a number) and `examples`, for
+    messages and for the reference."""
     help: str = ""
     """What it does, in a sentence, for the reference."""
     default: bool = False
@@ -223,7 +227,84 @@ class _Wandb:
         self._run.finish()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrometheusOptions:
+    """Where Prometheus finds the figures of the last step: http://127.0.0.1:PORT/metrics, on the head only."""
+
+    port: int = dataclasses.field(
+        metadata={
+            "help": "Port of 127.0.0.1 on the head.",
+            "least": 1024,
+            "most": 65535,
+            "examples": [9464],
+        }
+    )
+
+
+class _Prometheus:
+    """The last figures as text, for a Prometheus that runs on the head, or comes there through ssh."""
+
+    def __init__(self, options: PrometheusOptions, run: ExportedRun) -> None:
+        http = importlib.import_module("http.server")  # slow, and of this exporter only
+        self._labels = f'run="{run.run_id}"'
+        self._values: dict[str, float] = {"attempt": run.attempt}
+        exporter = self
+
+        class Answers(http.BaseHTTPRequestHandler):  # type: ignore[misc, name-defined]
+            timeout = 10
+
+            def do_GET(self) -> None:  # noqa: N802 - its name there
+                # a page of the browser that has made a name of its own stand for 127.0.0.1 shall read nothing
+                is_local = self.headers.get("Host", "").rpartition(":")[0] in _LOCAL
+                status = 403 if not is_local else 404 if self.path != "/metrics" else 200
+                body = exporter.text().encode() if status == 200 else b""
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing: stderr is the rank's log."""
+
+        self._server = http.ThreadingHTTPServer(("127.0.0.1", options.port), Answers)
+        threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True).start()
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        self._values = {**self._values, **values, "step": step}
+
+    evaluation = step
+
+    def text(self) -> str:
+        """The figures in Prometheus's text format."""
+        rows: dict[str, list[str]] = {}
+        for name, value in self._values.items():
+            metric, labels = _metric(name)
+            rows.setdefault(metric, []).append(f"{metric}{{{','.join([self._labels, *labels])}}} {float(value)!r}")
+        return "".join(_HEAD.format(metric) + "\n".join(lines) + "\n" for metric, lines in rows.items())
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+_HEAD = "# HELP {0} Of the last step or evaluation (docs/metrics.md).\n# TYPE {0} gauge\n"
+_LOCAL = frozenset({"127.0.0.1", "localhost"})
+_RANK = re.compile(r"rank(\d+)/(.+)")
+_UNITS = ((re.compile(r"_per_s$"), "_per_second"), (re.compile(r"_s$"), "_seconds"))
+
+
+def _metric(name: str) -> tuple[str, list[str]]:
+    """Our name of a figure -> Prometheus's, and its labels: rank3/data_s -> gangline_rank_data_seconds, rank="3"."""
+    match = _RANK.fullmatch(name)
+    words, labels = (f"rank_{match[2]}", [f'rank="{match[1]}"']) if match else (name, [])
+    for ending, unit in _UNITS:
+        words = ending.sub(unit, words)
+    return "gangline_" + re.sub(r"[^a-zA-Z0-9_]", "_", words), labels
+
+
 _FILES = "Write TensorBoard files into the run's folder."
+_PORT = "Show the last figures to Prometheus, at http://127.0.0.1:PORT/metrics of the head; `none`: do not."
 _PROJECT = "Project on Weights & Biases to report to; `none`: do not."
 
 EXPORTERS: Table[Exporter] = Table(
@@ -242,6 +323,7 @@ EXPORTERS: Table[Exporter] = Table(
                 how="copy it from https://wandb.ai/authorize: export WANDB_API_KEY=...",
             ),
         ),
+        "prometheus": Exporter(open=_Prometheus, help=_PORT, options=PrometheusOptions),
     },
     read=instance_of(Exporter),
 )

@@ -47,7 +47,7 @@ from gangline.strategies.table import ALONE, STRATEGIES
 
 @functools.cache
 def section_of(options: type) -> type[Section]:
-    """The words for a dataclass of options: its fields, with `help` and `pattern` of their metadata."""
+    """The words for a dataclass of options: its fields, with what their metadata says."""
     hints = typing.get_type_hints(options)
     fields: dict[str, Any] = {}
     for each in dataclasses.fields(options):
@@ -58,6 +58,8 @@ def section_of(options: type) -> type[Section]:
             default,
             description=each.metadata.get("help"),
             pattern=each.metadata.get("pattern"),
+            ge=each.metadata.get("least"),
+            le=each.metadata.get("most"),
             examples=each.metadata.get("examples"),
         )
         fields[each.name] = (hints[each.name], words)
