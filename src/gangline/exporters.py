@@ -291,7 +291,7 @@ class _Prometheus:
 _HEAD = "# HELP {0} Of the last step or evaluation (docs/metrics.md).\n# TYPE {0} gauge\n"
 _LOCAL = frozenset({"127.0.0.1", "localhost"})
 _RANK = re.compile(r"rank(\d+)/(.+)")
-_UNITS = ((re.compile(r"_per_s$"), "_per_second"), (re.compile(r"_s$"), "_seconds"))
+_UNITS = ((re.compile(r"(?<=_per_)s$"), "second"), (re.compile(r"(?<=_)s$"), "seconds"))
 
 
 def _metric(name: str) -> tuple[str, list[str]]:
