@@ -29,18 +29,13 @@ usage: python -m gangline.supervise.control alive|stop|kill RUN_FOLDER, leave RU
 """
 NO_KEY = "refuses your key"
 """Words of an ssh error (gangline.transport.ssh_options)."""
-NEW_KEY = "ssh-keygen -t ed25519 -N '' -f ~/.ssh/id_ed25519"
-"""Without a passphrase: nobody is there to type it."""
 
 
 def reasons(cluster: Cluster) -> list[str]:
     """Why hosts of the cluster cannot be reached from this one; tried all at once."""
     others = [host for host in cluster.hosts if host.transport != "local"]
     with ThreadPoolExecutor(max_workers=32) as pool:
-        found = [reason for reason in pool.map(partial(_reason, own=cluster.head.name), others) if reason]
-    if any("ssh-copy-id" in reason for reason in found) and not any(Path.home().glob(".ssh/id_*.pub")):
-        return [f"{cluster.head.name} has no key yet (to be typed there first: {NEW_KEY})", *found]
-    return found
+        return [reason for reason in pool.map(partial(_reason, own=cluster.head.name), others) if reason]
 
 
 def _reason(host: Host, *, own: str) -> str | None:
@@ -50,8 +45,7 @@ def _reason(host: Host, *, own: str) -> str | None:
         transport.home()
     except GanglineError as error:
         if NO_KEY in error.what:  # the reader is at another computer
-            command = error.fix.partition(";")[0].partition(" brings")[0]
-            return f"{host.name} lets no key of {own} in (to be typed on {own}: {command})"
+            return f"{host.name} lets no key of {own} in (gangline prepare --between-hosts gives {own} one)"
         seen = error.seen.splitlines()[:1]
         return " ".join([error.what, *(f"({line.rstrip('.')})" for line in seen)])
     finally:
