@@ -44,9 +44,15 @@ def test_scancel_ends_a_job_and_its_step_on_all_nodes(cluster):
 
 
 def test_an_array_runs_so_many_tasks_at_once(cluster):
-    job = cluster.submit("sleep 1; echo $SLURM_ARRAY_TASK_ID", "--array=0-7%2", "--output=array-%a.out")
-    cluster.wait_state(job, "RUNNING")
+    task = "until [ -e go ]; do sleep 0.2; done; echo $SLURM_ARRAY_TASK_ID"
+    cluster.submit(task, "--array=0-7%2", "--output=array-%a.out")
+    deadline = time.monotonic() + 60
+    while sum(each.state == "RUNNING" for each in cluster.jobs()) < 2:
+        assert time.monotonic() < deadline, cluster.jobs()
+        time.sleep(0.2)
+    time.sleep(1)
     assert sum(each.state == "RUNNING" for each in cluster.jobs()) == 2
+    cluster.login.write("go", "")
     cluster.wait_idle()
     deadline = time.monotonic() + 30
     while cluster.jobs():
