@@ -37,6 +37,7 @@ ANSWERS = {
     "reach": "netprobe.reach:ask_all",
     "room": "supervise.room:room",
     "reserve": "supervise.leases:reserve",
+    "sample": "host_facts.samples:sample",
     "send": "provision.send:send",
     "shared": "host_facts.paths:shared",
     "stacks": "supervise.stacks:stacks_by_rank",

@@ -34,7 +34,7 @@ def command(
     """
     if as_json and to_markdown:
         raise UsageError("--json and --markdown both write on stdout", fix="leave out one of them")
-    records = recorded_run(run, home=default_home())
+    records = recorded_run(run, home=default_home(), samples=True)
     page = summary_page(records, secrets=[value for name, value in os.environ.items() if SECRET_NAME.search(name)])
     if html is not None:
         if html.is_dir():

@@ -7,17 +7,24 @@ from pathlib import Path
 from gangline.context import REAL, Dependencies
 from gangline.control.supervision import open_run
 from gangline.control.user_command import CommandRecord
-from gangline.report.run_summary import RunRecords, read_records
+from gangline.provision.trees import host_layout
+from gangline.report.run_summary import RunRecords, read_records, with_samples
 
 
-def recorded_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> RunRecords:
-    """Read a run, by the beginning of its id; silent hosts leave gaps. Raises UsageError, HostKeyRefused."""
+def recorded_run(prefix: str, *, home: Path, samples: bool = False, deps: Dependencies = REAL) -> RunRecords:
+    """Read a run, by the beginning of its id; silent hosts leave gaps. Raises UsageError, HostKeyRefused.
+
+    samples: also what its hosts did meanwhile.
+    """
     with open_run(prefix, home=home, deps=deps) as opened:
         own = CommandRecord.of(opened.layout)
-        return read_records(
+        records = read_records(
             opened.view(),
             records=opened.records,
             remote=opened.supervisor_host,
             own=None if own is None else own.words,
             can_resume=own is None or own.resume_words is not None,
         )
+        hosts = opened.cluster.hosts if samples else ()
+        names = [(host.name, opened.transports[host.name], host_layout(host, opened.layout.run_id)) for host in hosts]
+        return with_samples(records, names)

@@ -120,6 +120,8 @@ class HostRequest:
     """CPU slots that the host has; each of its ranks takes one, or the GPU that it uses."""
     leases: str | None = None
     """Folder for the leases of CPU slots; None: no leases."""
+    samples: str | None = None
+    """The file for what the host does during the run; None: it is not sampled."""
     meet: tuple[str, int] | None = None
     """Rendezvous of the launchers, or of the ranks where each launcher is `alone`: address and port."""
     alone: bool = False

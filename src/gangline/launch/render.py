@@ -73,6 +73,7 @@ def _part(
         devices=tuple(gang.ranks[rank].device for rank in ranks),
         slots=host.slots,
         leases=str(Path(host.workdir, "leases", host.name)),
+        samples=str(layout.samples(host.name)),
         meet=(master, port),
         alone=is_alone,
         warm_pool=warm_pool,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gangline.planner.outcome import RankTime, is_amount, steps_told, timed_rows
+from gangline.report.host_samples import seconds_of
 
 FIGURES = ("loss", "learning_rate", "grad_norm", "tokens_per_s")
 """The figures of a step that are kept, by their names in metrics.jsonl."""
@@ -31,6 +32,8 @@ class RunFigures:
     evaluations_s: float = 0.0
     ranks: dict[tuple[str, int], RankTime] = field(default_factory=dict)
     """(host, rank) -> where its time went, over all steps."""
+    written: list[tuple[float, int]] = field(default_factory=list)
+    """When each step was written, in seconds since 1970, and its number; in the order of the file."""
     memory_bytes: dict[tuple[str, int], int] = field(default_factory=dict)
     """(host, rank) -> the most that it reported."""
 
@@ -53,6 +56,8 @@ class RunFigures:
                 self.curves[name].pop(step, None)
                 if _is_finite(record.get(name)):
                     self.curves[name][step] = float(record[name])
+            if (time := seconds_of(record.get("time"))) is not None:
+                self.written.append((time, step))
             self._add_times(record)
 
     def _add_times(self, record: Mapping[str, Any]) -> None:

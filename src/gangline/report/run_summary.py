@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gangline import __version__
+from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.planner.outcome import Comparison, Figure, RankTime
 from gangline.planner.plan import Plan
 from gangline.report.commands import joined
 from gangline.report.explanation import what_followed
 from gangline.report.follow import View
+from gangline.report.host_samples import (
+    CARD_HEADER,
+    HOST_HEADER,
+    HostSamples,
+    card_events,
+    card_rows,
+    host_rows,
+    read_samples,
+    reason_at,
+    seconds_of,
+)
 from gangline.report.redaction import Redaction
 from gangline.report.run_figures import RunFigures, figures_of
 from gangline.report.run_history import (
@@ -68,8 +80,23 @@ class RunRecords:
     inputs: dict[str, Any] | None = None
     comparison: Comparison | None = None
     typed: TypedCommand | None = None
+    samples: tuple[HostSamples, ...] = ()
+    """What the hosts did meanwhile."""
     gaps: tuple[str, ...] = ()
     """What could not be read."""
+
+
+def with_samples(run: RunRecords, hosts: Sequence[tuple[str, Transport, RunLayout]]) -> RunRecords:
+    """The same with what its hosts did meanwhile; a silent host leaves a gap. Raises HostKeyRefused."""
+    found, gaps = [], dict.fromkeys(run.gaps)
+    for name, transport, layout in hosts:
+        try:
+            found.append(read_samples(name, transport, layout.samples(name)))
+        except HostKeyRefused:
+            raise
+        except (HostUnreachable, OSError) as error:
+            gaps[f"the samples of {name}: {str(error).splitlines()[0]}"] = None
+    return replace(run, samples=tuple(found), gaps=tuple(gaps))
 
 
 def read_records(
@@ -112,6 +139,7 @@ def summary_page(run: RunRecords, *, secrets: Iterable[str] = ()) -> Page:
         "Curves": _curves(run),
         "Speed against the plan": _speed(run),
         "Where the time went": _times(run),
+        "What the machines did": _samples_of(run),
         "Faults, and what was done": _faults(run),
         "To repeat it": _repeat(run),
     }
@@ -366,6 +394,19 @@ def _parts(rank: RankTime) -> list[float]:
     return [each / whole_s for each in seconds]
 
 
+def _samples_of(run: RunRecords) -> list[Block]:
+    """Means over all samples of the attempts, and the most."""
+    blocks: list[Block] = []
+    for header, rows in ((HOST_HEADER, host_rows(run.samples)), (CARD_HEADER, card_rows(run.samples))):
+        if rows:
+            blocks.append(PageTable(header=header, rows=rows))
+    told = [sentence for _, sentence in card_events(run.samples, run.figures.written)]
+    simulated = [each.host for each in run.samples if each.is_simulated]
+    if simulated:
+        told.append(f"The GPUs of {fold_names(simulated)} are simulated: these figures are of no real card.")
+    return [*blocks, *([PageText(lines=told)] if told else [])]
+
+
 def _faults(run: RunRecords) -> list[Block]:
     history = run.history
     followers = [*history.attempts, None][1:]
@@ -398,7 +439,9 @@ def _faults(run: RunRecords) -> list[Block]:
             rows_of += [("fix", str(attempt.error.get("fix", ""))), ("then", "; ".join(what_followed(attempt, after)))]
             blocks += [PageText(lines=[f"Attempt {attempt.number}:"]), _pairs(rows_of)]
     every = [event for attempt in history.attempts for event in (*attempt.events, *attempt.told)]
-    events = [_event(event) for event in every if event.get("event") not in ENDS or event.get("what") not in causes]
+    events = [
+        _event(event, run) for event in every if event.get("event") not in ENDS or event.get("what") not in causes
+    ]
     told = [event for event in events if event is not None]
     if told:
         blocks.append(PageTable(header=("time (UTC)", "attempt", "event"), rows=told[:MOST_FAULTS]))
@@ -412,10 +455,15 @@ def _cause(attempt: Attempt) -> str:
     return next(iter(str((attempt.error or {}).get("what", "")).splitlines()), "")
 
 
-def _event(event: EventRecord) -> tuple[str, str, str] | None:
+def _event(event: EventRecord, run: RunRecords) -> tuple[str, str, str] | None:
     if event.get("event") not in FAULTS:
         return None
     said = event_line(dict(event)) or clean(f"{event.get('event')}: {event.get('what') or event.get('why') or ''}")
+    if event.get("event") == "straggler" and event.get("cause") == "compute":
+        host = next((each for each in run.samples if each.host == event.get("host")), None)
+        time = seconds_of(event.get("time"))
+        reason = None if host is None or time is None else reason_at(host, time)
+        said += f"; at that time {reason}" if reason else ""
     return str(event.get("time", ""))[:19].replace("T", " "), str(event.get("attempt", "")), said
 
 
@@ -468,6 +516,7 @@ def summary_json(run: RunRecords) -> dict[str, Any]:
         "evaluations": [{"step": step, "loss": loss} for step, loss in sorted(figures.evaluations.items())],
         "last_loss": figures.curves["loss"][max(figures.curves["loss"])] if figures.curves["loss"] else None,
         "ranks": [_rank_json(each) for each in sorted(figures.ranks.values(), key=lambda each: each.rank)],
+        "hosts": {each.host: _sampled_json(each) for each in run.samples if each.rows},
         "comparison": run.comparison.to_json() if run.comparison else None,
         "missing": list(run.gaps),
     }
@@ -476,3 +525,14 @@ def summary_json(run: RunRecords) -> dict[str, Any]:
 def _rank_json(rank: RankTime) -> dict[str, Any]:
     names = ("compute_s", "data_s", "waits_s", "network_s", "rest_s")
     return {"host": rank.host, "rank": rank.rank, **{name: round(getattr(rank, name), 3) for name in names}}
+
+
+def _sampled_json(host: HostSamples) -> dict[str, Any]:
+    names = host.names("")
+    return {
+        "samples": sum(count for _, count, *_ in host.rows),
+        "simulated": host.is_simulated,
+        "mean": {name: host.mean(name) for name in names},
+        "most": {name: host.most(name) for name in names},
+        "events": list(host.events),
+    }

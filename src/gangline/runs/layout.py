@@ -26,6 +26,7 @@
   order.json  leave.json                                                what the user ordered of it (controller)
   prepare.lock  supervisor.lock                                         who looks after it (controller)
   metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
+  samples-<host>.jsonl                                                  what the host does during the run, on it
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
   export/
   project/  project.json                                                a command's own folder, and what was laid there
@@ -199,6 +200,10 @@ class RunLayout:
     """How rank 0 of one attempt left: {"result": "finished" or "stopped", "step": n}."""
     times = attempt_file("times.json")
     """The time of every rank of one attempt, part by part."""
+
+    def samples(self, host: str) -> Path:
+        """What a host did during the run, over all attempts, on that host."""
+        return self.folder / f"samples-{host}.jsonl"
 
     def messages(self, sink: int) -> Path:
         """Which messages have reached a sink, by its number."""

@@ -177,6 +177,7 @@ def part(
     grace_s: float = DEADLINE_S,
     argv: tuple[str, ...] = (),
     program: Literal["worker", "command"] = "worker",
+    samples: str | None = None,
 ) -> HostRequest:
     """What is started on a host; each of `ranks` is "<global rank>=<mode>"."""
     attempt = folder / host
@@ -190,6 +191,7 @@ def part(
         env={},
         grace_s=grace_s,
         program=program,
+        samples=samples,
     )
 
 

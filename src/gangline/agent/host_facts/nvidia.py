@@ -116,8 +116,9 @@ KINDS = {
     RESET_REQUIRED: "lost",
     MISMATCH: "mismatch",
 }
+POWER_CAP = "power cap"
 THROTTLES = {
-    0x4: "power cap",
+    0x4: POWER_CAP,
     0x8: "hardware slowdown",
     0x20: "temperature (driver)",
     0x40: "temperature (hardware)",
@@ -254,50 +255,55 @@ def uuids() -> List[str]:
         library.close()
 
 
-NUMBERS: Dict[str, Tuple[str, Tuple[int, ...]]] = {
-    "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration", ()),
-    "pcie_generation_max": ("nvmlDeviceGetMaxPcieLinkGeneration", ()),
-    "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth", ()),
-    "pcie_width_max": ("nvmlDeviceGetMaxPcieLinkWidth", ()),
-    "temperature_c": ("nvmlDeviceGetTemperature", (0,)),
-    "power_w": ("nvmlDeviceGetPowerUsage", ()),
-    "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", ()),
+NUMBERS = {
+    "pcie_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "pcie_generation_max": "nvmlDeviceGetMaxPcieLinkGeneration",
+    "pcie_width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "pcie_width_max": "nvmlDeviceGetMaxPcieLinkWidth",
 }
-"""Our name of a number -> the function that gives it, and its arguments behind the device. Power is in milliwatts."""
+"""Our name of a number -> the function that gives it."""
 
 
 def _card(library: Library, device: ctypes.c_void_p, index: int) -> Dict[str, Any]:
-    memory, rates, pci = _Memory(), _Utilization(), _Pci()
-    has_memory = library.answers("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))  # else it is the computer's
+    pci = _Pci()
     has_pci = library.answers("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci))
-    numbers = {
-        name: library.number(function, device, *map(ctypes.c_uint, arguments))
-        for name, (function, arguments) in NUMBERS.items()
+    numbers = {name: library.number(function, device) for name, function in NUMBERS.items()}
+    capability = _pair(library, "nvmlDeviceGetCudaComputeCapability", device)
+    mig = _pair(library, "nvmlDeviceGetMigMode", device)
+    limit = library.number("nvmlDeviceGetEnforcedPowerLimit", device)
+    return {
+        "index": index,
+        "name": library.text("nvmlDeviceGetName", device),
+        "uuid": library.text("nvmlDeviceGetUUID", device),
+        "compute_capability": "{}.{}".format(*capability) if capability else None,
+        "pci": (pci.bus_id.decode("ascii", "replace").lower() or None) if has_pci else None,
+        **numbers,
+        "power_limit_w": None if limit is None else limit / 1000,
+        "mig": bool(mig[0]) if mig else None,
+        **moment(library, device),
     }
-    watts = {name: numbers[name] for name in ("power_w", "power_limit_w")}
+
+
+def moment(library: Library, device: ctypes.c_void_p) -> Dict[str, Any]:
+    """What changes from one moment to the next. Raises NvmlError for a card that is lost."""
+    memory, rates = _Memory(), _Utilization()
+    has_memory = library.answers("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))  # else it is the computer's
+    power = library.number("nvmlDeviceGetPowerUsage", device)
     reasons = library.number("nvmlDeviceGetCurrentClocksEventReasons", device, kind=ctypes.c_ulonglong)
     if reasons is None:
         reasons = library.number("nvmlDeviceGetCurrentClocksThrottleReasons", device, kind=ctypes.c_ulonglong)
     has_rates = library.answers("nvmlDeviceGetUtilizationRates", device, ctypes.byref(rates))
     uncorrected_since_boot = (device, ctypes.c_uint(1), ctypes.c_uint(0))
-    capability = _pair(library, "nvmlDeviceGetCudaComputeCapability", device)
-    mig = _pair(library, "nvmlDeviceGetMigMode", device)
     return {
-        "index": index,
-        "name": library.text("nvmlDeviceGetName", device),
-        "uuid": library.text("nvmlDeviceGetUUID", device),
         "memory_total_bytes": int(memory.total) if has_memory else None,
         "memory_free_bytes": int(memory.free) if has_memory else None,
-        "compute_capability": "{}.{}".format(*capability) if capability else None,
-        "pci": (pci.bus_id.decode("ascii", "replace").lower() or None) if has_pci else None,
-        **numbers,
-        **{name: None if value is None else value / 1000 for name, value in watts.items()},
+        "temperature_c": library.number("nvmlDeviceGetTemperature", device, ctypes.c_uint(0)),
+        "power_w": None if power is None else power / 1000,
         "throttle": [words for bit, words in THROTTLES.items() if reasons and reasons & bit],
         "utilization_percent": int(rates.gpu) if has_rates else None,
         "ecc_uncorrected": library.number(
             "nvmlDeviceGetTotalEccErrors", *uncorrected_since_boot, kind=ctypes.c_ulonglong
         ),
-        "mig": bool(mig[0]) if mig else None,
         "processes": _processes(library, device),
     }
 

@@ -38,6 +38,7 @@ from gangline.agent.supervise.detach import Ready, Revive, detach, log_to, own
 from gangline.agent.supervise.leases import TAG, Leases, forget
 from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.part import HostPart
+from gangline.agent.supervise.sampler import start_sampler
 from gangline.agent.supervise.warm_pool import PreforkedProcesses, has_warm_pool
 from gangline.agent.verbs import VerbFailed, answer
 
@@ -203,6 +204,7 @@ class HostAgent:
         launcher = {"torchrun_pid": self.command.pid, "torchrun_start_ticks": self.command.start_ticks}
         identity = {"pid": me.pid, "start_ticks": me.start_ticks, "tag": self._folders[0]}
         self.part.stand(dict(identity, **launcher), slots=self._leases.slots)
+        start_sampler(self.part.request, slots=self._leases.slots)
 
     @property
     def _has_ended(self) -> bool:
