@@ -6,19 +6,16 @@ no terminal and no forwarding. What it may run is not limited: who starts ranks 
 
 from __future__ import annotations
 
-import ipaddress
-
+from gangline.config.host_file import is_ip
 from gangline.prepare.prepare_step import (
     Asks,
-    Change,
-    CommandChange,
     FileChange,
     PrepareStep,
     StepPlan,
     StepView,
     with_block,
 )
-from gangline.prepare.ssh_access import AUTHORIZED, CONFIG, OWN_CONFIG, with_include
+from gangline.prepare.ssh_access import AUTHORIZED, CONFIG, OWN_CONFIG, new_key, own_files, with_include
 from gangline.runs.cluster import Host
 
 KEY = "~/.ssh/gangline_between"
@@ -33,8 +30,8 @@ def plan(view: StepView) -> StepPlan:
     head = view.cluster.head
     if head.transport == "local":
         return StepPlan()
-    if not _is_numeric(head.address):
-        remains = f"sshd compares numbers: write the address of {head.name} as one (address: in the cluster file)"
+    if not is_ip(head.address):
+        remains = f"write `address` of {head.name} in the cluster file in numbers: sshd looks no name up"
         return StepPlan(remains=(remains,))
     return _on_head(view) if view.host.name == head.name else _on_other(view, head)
 
@@ -48,31 +45,10 @@ def _on_head(view: StepView) -> StepPlan:
         CONFIG: with_include(files[CONFIG].text),
         OWN_CONFIG: with_block(files[OWN_CONFIG].text, "between", _entry(view, others)),
     }
-    changes: list[Change] = []
-    if files[f"{KEY}.pub"].content is None:
-        key = KEY.replace("~", home, 1)
-        changes.append(
-            CommandChange(
-                argv=("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"gangline-{view.host.name}", "-f", key),
-                undo=("rm", "-f", key, f"{key}.pub"),
-                probe=("ssh-keygen", "-l", "-f", f"{key}.pub"),
-                scope="user",
-            )
-        )
-    changes += [
-        FileChange(
-            path=path.replace("~", home, 1),
-            before=files[path].content,
-            content=text.encode("utf-8", "surrogateescape"),
-            mode=0o600 if files[path].content is None else None,
-            folder_mode=0o700,
-            scope="user",
-        )
-        for path, text in texts.items()
-        if text != files[path].text
-    ]
+    key = KEY.replace("~", home, 1)
+    made = [new_key(key, comment=f"gangline-{view.host.name}")] if files[f"{KEY}.pub"].content is None else []
     return StepPlan(
-        changes=tuple(changes),
+        changes=(*made, *own_files(view.reading, texts)),
         reason="it can look after runs once it reaches the other hosts without you; then your computer may be off",
         risk=f"the key has no passphrase: whoever can read {KEY} on {view.host.name} can log in to the other hosts as "
         "you, from there",
@@ -110,14 +86,6 @@ def _on_other(view: StepView, head: Host) -> StepPlan:
         risk=f"whoever is you, or root, on {head.name} can log in here as you, from {head.address}; without a terminal "
         "and without forwarding",
     )
-
-
-def _is_numeric(address: str) -> bool:
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return True
 
 
 BETWEEN = PrepareStep(

@@ -6,7 +6,7 @@ the cluster, named by an ssh_config file of its own that the user's one includes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gangline.prepare.prepare_step import (
     Asks,
@@ -56,7 +56,20 @@ def plan_here(reading: HostReading, hosts: Sequence[Host]) -> StepPlan:
     """A key pair on this computer, and its name for these hosts in ssh's configuration."""
     key = KEY.replace("~", reading.home, 1)
     files = {CONFIG: with_include(reading.files[CONFIG].text), OWN_CONFIG: own_config(reading, hosts)}
-    changes: list[Change] = [
+    changes = own_files(reading, files)
+    if reading.files[f"{KEY}.pub"].content is None:
+        changes.append(new_key(key, comment="gangline"))
+    return StepPlan(
+        changes=tuple(changes),
+        reason="you have no ssh key",
+        risk="the key has no passphrase: whoever can read the file can log in as you. To give it one: ssh-keygen -p "
+        f"-f {KEY}, then ssh-add {KEY} in each session. An undo removes the key",
+    )
+
+
+def own_files(reading: HostReading, texts: Mapping[str, str]) -> list[Change]:
+    """Changes of the user's own files, named as they were asked for; those that have this text already are left out."""
+    return [
         FileChange(
             path=path.replace("~", reading.home, 1),
             before=reading.files[path].content,
@@ -65,23 +78,18 @@ def plan_here(reading: HostReading, hosts: Sequence[Host]) -> StepPlan:
             folder_mode=0o700,
             scope="user",
         )
-        for path, text in files.items()
+        for path, text in texts.items()
         if text != reading.files[path].text
     ]
-    if reading.files[f"{KEY}.pub"].content is None:
-        changes.append(
-            CommandChange(
-                argv=("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "gangline", "-f", key),
-                undo=("rm", "-f", key, f"{key}.pub"),
-                probe=("ssh-keygen", "-l", "-f", f"{key}.pub"),
-                scope="user",
-            )
-        )
-    return StepPlan(
-        changes=tuple(changes),
-        reason="you have no ssh key",
-        risk="the key has no passphrase: whoever can read the file can log in as you. To give it one: ssh-keygen -p "
-        f"-f {KEY}, then ssh-add {KEY} in each session. An undo removes the key",
+
+
+def new_key(path: str, *, comment: str) -> CommandChange:
+    """A key pair without a passphrase."""
+    return CommandChange(
+        argv=("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path),
+        undo=("rm", "-f", path, f"{path}.pub"),
+        probe=("ssh-keygen", "-l", "-f", f"{path}.pub"),
+        scope="user",
     )
 
 

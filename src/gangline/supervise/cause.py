@@ -68,14 +68,14 @@ def first_cause(
 
 
 def only_terminated(
-    request: LaunchRequest, statuses: Sequence[HostStatus], of_interest: Sequence[HostStatus] | None = None
+    request: LaunchRequest, statuses: Sequence[HostStatus], unforced: Sequence[HostStatus] | None = None
 ) -> bool:
     """Whether something ended badly, and nothing would have, had the end been ordered: ranks were sent SIGTERM.
 
-    of_interest: those that were not killed for the end of others; None: all.
+    unforced: without those that were killed because others had ended; None: all.
     """
-    causes = statuses if of_interest is None else of_interest
-    return first_cause(request, statuses) is not None and first_cause(request, causes, ordered=True) is None
+    left = statuses if unforced is None else unforced
+    return first_cause(request, statuses) is not None and first_cause(request, left, ordered=True) is None
 
 
 def leaves_doubt(statuses: Sequence[HostStatus]) -> bool:

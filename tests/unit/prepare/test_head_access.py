@@ -84,7 +84,7 @@ def test_an_address_that_sshd_cannot_compare_is_told(name):
     hosts = (dataclasses.replace(HOSTS[0], address="pc1.lan"), *HOSTS[1:])
     plan = planned(name, reading(), hosts=hosts)
     assert plan.changes == ()
-    assert "write the address of pc1 as one" in plan.remains[0]
+    assert "write `address` of pc1 in the cluster file in numbers" in plan.remains[0]
 
 
 def test_a_head_that_is_this_computer_reaches_the_others_as_you_do():
