@@ -12,8 +12,19 @@ unexport PYTHONDONTWRITEBYTECODE
 BY_FILE := --dist loadfile --no-loadscope-reorder --rotate -m "not slow"
 STORY := tests/lab/test_story.py
 
+# What `make test` leaves to a verb of its own, for it is to take 15 minutes; CI runs them all (docs/decisions/0049).
+PREPARE := tests/process/prepare tests/process/agent/prepare $(wildcard tests/lab/test_prepare*.py)
+LAUNCHERS := $(addprefix tests/process/launch/test_,started_by_others.py other_launchers.py) \
+	$(addprefix tests/lab/test_,mpirun.py started_by_deepspeed.py)
+METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py architecture.py nf4.py optimizers.py \
+	recipes.py spikes.py)
+USE := $(addprefix tests/train/test_,export.py generate.py notebook.py recorded_export.py)
+MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibrate.py closed_form.py scaling.py \
+	stragglers.py trace.py) tests/lab/test_bench.py tests/process/test_gpu_kit.py
+APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(METHODS) $(USE) $(MEASURE))
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab slurm bare versions processors lint format bench clean
+.PHONY: help demo test prepare launchers methods use measure lab slurm bare versions processors lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -21,17 +32,32 @@ help: ## show this list
 demo: .venv/train.stamp ## the whole story on this computer: train, stop, resume, tune, export, generate
 	$(BIN)/gangline demo
 
-test: .venv/dev.stamp ## unit tests, tests with real processes, with real hosts (the quick ones) and with real ranks
+test: .venv/dev.stamp ## unit tests, tests with real processes, with real hosts (the quick ones) and with real ranks; the verbs below have the rest
 ifdef TESTS
 	$(BIN)/python -m pytest -m "not (lab and slow)" $(TESTS)
 else
 	@status=0; \
 	$(BIN)/python -m pytest -n 2 tests/unit || status=1; \
-	$(BIN)/python -m pytest -n 6 tests/process || status=1; \
-	$(BIN)/python -m pytest -n 4 $(BY_FILE) tests/lab --ignore $(STORY) || status=1; \
-	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(STORY) tests/train || status=1; \
+	$(BIN)/python -m pytest -n 6 tests/process $(APART) || status=1; \
+	$(BIN)/python -m pytest -n 4 $(BY_FILE) tests/lab --ignore=$(STORY) $(APART) || status=1; \
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(STORY) tests/train $(APART) || status=1; \
 	exit $$status
 endif
+
+prepare: .venv/dev.stamp ## tests of `gangline prepare`: what it changes on real hosts, and that it is undone
+	$(BIN)/python -m pytest -n 4 -m "not slow" $(PREPARE)
+
+launchers: .venv/dev.stamp ## tests of other launchers, started by us or starting us: OpenMPI, MPICH, DeepSpeed, accelerate, torchrun
+	$(BIN)/python -m pytest -n 4 -m "not slow" $(LAUNCHERS)
+
+methods: .venv/dev.stamp ## tests of what is trained how: adapters, optimizers, 4 and 8 bits, recipes
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(METHODS)
+
+use: .venv/dev.stamp ## tests of what is done with a trained model: export, generate, notebooks
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(USE)
+
+measure: .venv/dev.stamp ## tests of what measures and predicts: memory traces, calibration, scaling, stragglers, the kit for GPUs
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(MEASURE)
 
 lab: .venv/dev.stamp ## all tests with real hosts in namespaces, the slow ones too, see docs/lab.md
 	$(BIN)/python -m pytest tests/lab

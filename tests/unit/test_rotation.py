@@ -1,5 +1,6 @@
 """Every test of a matrix has its day."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,3 +40,33 @@ def test_ci_runs_every_case(monkeypatch):
     monkeypatch.setenv("CI", "true")
     assert rotation.take_turn() is None
     assert "export GANGLINE_TURN=all" in (Path(__file__).parents[2] / ".ci/run").read_text()
+
+
+ROOT = Path(__file__).parents[2]
+APART = ("PREPARE", "LAUNCHERS", "METHODS", "USE", "MEASURE")
+"""In the Makefile: what `make test` leaves out, by the name of the verb that has it."""
+
+
+def files_of(name: str) -> list[str]:
+    """The files of one list of the Makefile, as make has them."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    words = re.search(rf"^{name} := (.*)$", text, re.MULTILINE)[1]
+    found = []
+    for prefix, names in re.findall(r"\$\(addprefix (\S+?),([^)]*)\)", words):
+        found += [prefix + each for each in names.split()]
+    for pattern in re.findall(r"\$\(wildcard ([^)]*)\)", words):
+        found += [str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)]
+    return found + re.sub(r"\$\([^)]*\)", "", words).split()
+
+
+def test_what_the_tests_leave_out_another_verb_has_and_ci_runs_it():
+    listed = [path for name in APART for path in files_of(name)]
+    assert len(listed) == len(set(listed)) > len(APART)
+    assert [path for path in listed if not (ROOT / path).exists()] == []
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    left_out = re.search(r"^APART := \$\(addprefix --ignore=,(.*)\)$", makefile, re.MULTILINE)[1]
+    assert left_out.split() == [f"$({name})" for name in APART]
+    verbs = [name.lower() for name in APART]
+    assert f"for verb in {' '.join(verbs)}; do" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    for verb, name in zip(verbs, APART, strict=True):
+        assert re.search(rf"^{verb}: .*\n\t.* \$\({name}\)$", makefile, re.MULTILINE), verb
