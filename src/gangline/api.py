@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gangline import app
-from gangline.context import StartOptions, cluster_file, default_home
+from gangline.context import ResumeOptions, StartOptions, cluster_file, default_home
 from gangline.control.end import stop
 from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import require_job
@@ -218,7 +218,7 @@ class Run:
         """Go on from the newest valid checkpoint, on the same hosts or those of another cluster file."""
         path = None if cluster is None else Path(cluster)
         with _private():
-            app.resume(self.id, home=self._home, cluster_path=path, force=force, console=_Log())
+            app.resume(self.id, ResumeOptions(cluster=path, force=force), home=self._home, console=_Log())
         return self
 
     def export(self, *, to: PathLike | None = None, merged: bool = False, step: int | None = None) -> Path:

@@ -24,6 +24,7 @@ from gangline.context import (
     REAL,
     Context,
     Dependencies,
+    ResumeOptions,
     StartOptions,
     load,
     load_cluster,
@@ -32,6 +33,7 @@ from gangline.context import (
     starting,
 )
 from gangline.control.equip import claim, equip, preview, slots_held
+from gangline.control.lost_head import last_heard, take_over, without_hosts
 from gangline.control.notify import require_addresses
 from gangline.control.slurm_job import must_submit, script, submit
 from gangline.control.start import (
@@ -241,36 +243,31 @@ def _new_run(name: str, cluster: Cluster, context: Context, documents: Mapping[s
 
 
 def resume(
-    prefix: str,
-    *,
-    home: Path,
-    cluster_path: Path | Cluster | None = None,
-    force: bool = False,
-    console: Console,
-    deps: Dependencies = REAL,
+    prefix: str, asked: ResumeOptions | None = None, *, home: Path, console: Console, deps: Dependencies = REAL
 ) -> RunLayout:
-    """Continue a run from its newest valid checkpoint, on the same hosts or on those of another cluster (file).
-    force: see `StartOptions.force`.
+    """Continue a run from its newest valid checkpoint, on the same hosts or on others.
 
     Raises UsageError for a run that is alive or finished, CheckpointError where none of its checkpoints can be used,
     DataError or ModelError where what it reads has changed.
     """
+    asked = asked or ResumeOptions()
     layout = find_run(home, prefix)
-    wanted = read_cluster(layout) if cluster_path is None else load_cluster(cluster_path, home)
+    wanted = read_cluster(layout) if asked.cluster is None else load_cluster(asked.cluster, home)
     if must_submit(wanted, deps.variables):
+        _require_own_hosts(asked)
         with prepare_lock(layout), open_run(layout.run_id, home=home, deps=deps) as run:
             ended = resumable(run, deps)
             context = Context(transports={}, home=home, console=console, deps=deps)
             state = replace(ended, phase="queued", supervisor=None, error=None)
-            number = submit(layout, wanted, state, force=force, secrets=context.secrets)
+            number = submit(layout, wanted, state, force=asked.force, secrets=context.secrets)
         console.report(f"run {layout.run_id} continues as job {number} of Slurm")
         _say_what_stays(wanted, context)
         return layout
     with (
         prepare_lock(layout),
-        _ended_run(layout.run_id, home, cluster_path, console, deps) as (run, ended, (cluster, context)),
+        _ended_run(layout.run_id, asked, home, console, deps) as (run, ended, (cluster, context)),
     ):
-        _next_attempt(run, ended, cluster, context, force=force)
+        _next_attempt(run, ended, cluster, context, force=asked.force)
     console.report(f"run {layout.run_id} resumed, attempt {ended.attempt + 1}")
     return layout
 
@@ -282,14 +279,30 @@ def _next_attempt(run: RunHandle, ended: RunState, cluster: Cluster, context: Co
         _resume_job(run, ended, cluster, context, force=force)
 
 
+def _require_own_hosts(asked: ResumeOptions) -> None:
+    """Raise UsageError where hosts are to be left out of what Slurm gives."""
+    if asked.without:
+        raise UsageError(
+            "Slurm chooses the nodes of this run",
+            seen=f"--without {asked.without[0]}",
+            fix="leave it out: Slurm gives no node that is down; or give it hosts of your own: --cluster FILE",
+        )
+
+
 @contextlib.contextmanager
 def _ended_run(
-    prefix: str, home: Path, cluster_path: Path | Cluster | None, console: Console, deps: Dependencies
+    prefix: str, asked: ResumeOptions, home: Path, console: Console, deps: Dependencies, *, rehearses: bool = False
 ) -> Iterator[tuple[RunHandle, RunState, tuple[Cluster, Context]]]:
-    """A run that has ended, its last state, and the hosts on which it is to continue."""
+    """A run that has ended, its last state, and the hosts on which it is to continue. rehearses: end nothing."""
+    off = asked.without
     with open_run(prefix, home=home, deps=deps) as run:
-        ended = resumable(run, deps)
-        cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
+        cluster = run.cluster if asked.cluster is None else load_cluster(asked.cluster, home)
+        if off:
+            cluster = without_hosts(cluster, off, before=run.cluster, run_id=run.layout.run_id)
+        if run.supervisor.host in off and run.record().silent is not None:
+            ended = last_heard(run) if rehearses else take_over(run, off, console=console, deps=deps)
+        else:
+            ended = resumable(run, deps)
         with starting(cluster, home=home, console=console, deps=deps) as found:
             yield run, ended, found
 
@@ -408,26 +421,23 @@ def export_config(
 
 
 def rehearse_resume(
-    prefix: str,
-    *,
-    home: Path,
-    cluster_path: Path | None = None,
-    force: bool = False,
-    console: Console,
-    deps: Dependencies = REAL,
+    prefix: str, asked: ResumeOptions | None = None, *, home: Path, console: Console, deps: Dependencies = REAL
 ) -> list[str]:
     """The exact commands that `resume` would start. Starts nothing and leaves nothing."""
+    asked = asked or ResumeOptions()
     layout = find_run(home, prefix)
-    wanted = read_cluster(layout) if cluster_path is None else load_cluster(cluster_path, home)
+    wanted = read_cluster(layout) if asked.cluster is None else load_cluster(asked.cluster, home)
     if must_submit(wanted, deps.variables):
+        _require_own_hosts(asked)
         with open_run(layout.run_id, home=home, deps=deps) as opened:
             return _script_lines(wanted, home, layout.run_id, resumable(opened, deps).name)
-    with _ended_run(prefix, home, cluster_path, console, deps) as (run, ended, (cluster, context)):
+    found = _ended_run(prefix, asked, home, console, deps, rehearses=True)
+    with found as (run, ended, (cluster, context)):
         run_id, attempt = run.layout.run_id, ended.attempt + 1
         if (record := CommandRecord.of(run.layout)) is not None:
             require_resumable(run_id, record)
             return _command_lines(record, run_id, attempt, cluster, context)
-        decision = _startable(Job.load(run.layout.job), cluster, context, force=force, look=False)
+        decision = _startable(Job.load(run.layout.job), cluster, context, force=asked.force, look=False)
         ready = preview(decision.inspection, context, job=decision.job)
         choice = choose(survey_places(places_of(run, ready, context), run_id))
         step = max(choice.adoptable, default=choice.step)

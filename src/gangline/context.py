@@ -113,6 +113,18 @@ class StartOptions:
     """Returns once the hosts are free, or raises; until then everything is brought to them. None: they must be free."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeOptions:
+    """The request of `resume`."""
+
+    cluster: Path | Cluster | None = None
+    """Hosts to continue on; None: those of before."""
+    without: tuple[str, ...] = ()
+    """Hosts that are off. Where one of them has the run's supervisor, what is left of the run is ended first."""
+    force: bool = False
+    """Start even if the plan calls it too slow."""
+
+
 def load(start: StartOptions) -> tuple[Job, Cluster]:
     """The job and the cluster of the user's files; raises SpecError with every mistake."""
     return load_job(start), load_cluster(start.cluster, start.home)

@@ -35,8 +35,17 @@ def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: 
     except HostKeyRefused:
         raise
     except HostUnreachable as error:
-        if not now or run.supervisor_host is None:
+        if run.supervisor_host is None:
             raise
+        if not now:
+            name, host = run.layout.run_id, run.supervisor.host
+            raise HostUnreachable(
+                f"{host}, which supervises {name}, does not answer, so nothing was stopped",
+                seen=error.seen or error.what,
+                fix=f"bring {host} back; if it is off, go on without it: gangline resume {name} --without {host}, or "
+                f"end the ranks on the other hosts: gangline stop {name} --now",
+                reason=error.reason,
+            ) from error
         kill_without_supervisor(run, error, deps)
     return True
 

@@ -30,7 +30,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import damaged, load_if_there, write_record
 from gangline.runs.registry import RunRecord, read_record, run_ids
-from gangline.runs.state import AttemptOutcome, RunState
+from gangline.runs.state import AttemptOutcome, RunState, now_iso
 from gangline.supervise.allocation import SlurmRecord, between_allocations, has_ended
 from gangline.transport.slurm_commands import asked_once
 
@@ -42,6 +42,8 @@ class RunListing:
     record: RunRecord
     last: dict[str, Any] | None
     """The last written step, where it is known."""
+    heard: str | None = None
+    """When that step was seen, if its host does not answer now."""
     damage: RecordError | None = None
     """The first record of it that cannot be used."""
     waits: str | None = None
@@ -82,6 +84,13 @@ def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
     known = _remembered(layout, here)
     if known is not None:
         return RunListing(record=here, last=known)
+    listing = _asked(layout, here, deps)
+    is_unheard = listing.record.silent is not None and listing.last is None
+    return _last_heard(layout, listing.record) if is_unheard else listing
+
+
+def _asked(layout: RunLayout, here: RunRecord, deps: Dependencies) -> RunListing:
+    """What its hosts say of it."""
     last: dict[str, Any] | None = None
     record = _in_doubt(layout, here)
     try:
@@ -89,8 +98,9 @@ def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
             record = run.record()
             view = run.view()
             last = last_step(view.head, view.head_layout.metrics)
-            if record.ended and last is not None and record.state is not None:
-                write_record(layout.last_step, {"attempt": record.state.attempt, "last": last})
+            if last is not None and record.state is not None and record.silent is None:
+                seen = {} if record.ended else {"heard": now_iso()}
+                write_record(layout.last_step, {"attempt": record.state.attempt, "last": last, **seen})
     except HostKeyRefused as error:  # the other runs are listed all the same
         record = replace(record, silent=error.what, refused=error)
     except UsageError:
@@ -100,6 +110,16 @@ def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
     except (OSError, ValueError, KeyError, TypeError) as error:
         record = record if record.ended else replace(record, silent=f"its records cannot be read: {error}")
     return RunListing(record=record, last=last)
+
+
+def _last_heard(layout: RunLayout, record: RunRecord) -> RunListing:
+    """What `ps` saw last of a run whose supervisor's host does not answer."""
+    kept = load_if_there(layout.last_step, dict) or {}
+    last, heard = kept.get("last"), kept.get("heard")
+    is_of_it = record.state is not None and kept.get("attempt") == record.state.attempt
+    if not is_of_it or not isinstance(last, dict) or not isinstance(heard, str):
+        return RunListing(record=record, last=None)
+    return RunListing(record=record, last=last, heard=heard)
 
 
 def _unread(layout: RunLayout) -> str | None:
@@ -140,6 +160,8 @@ def _remembered(layout: RunLayout, here: RunRecord) -> dict[str, Any] | None:
         return None
     kept = load_if_there(layout.last_step, dict) or {}
     last = kept.get("last")
+    if "heard" in kept:  # while it still ran
+        return None
     return last if kept.get("attempt") == here.state.attempt and isinstance(last, dict) else None
 
 

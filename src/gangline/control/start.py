@@ -351,7 +351,8 @@ def resumable(run: RunHandle, deps: Dependencies) -> RunState:
         raise HostUnreachable(
             f"{name} may still be running, but its supervisor does not respond",
             seen=record.silent,
-            fix="bring the supervisor's host back; it has the state of the run",
+            fix="bring the supervisor's host back, which has the state of the run; if it is off, go on without it: "
+            f"gangline resume {name} --without {run.supervisor.host}",
         )
     record.require_state()
     try:

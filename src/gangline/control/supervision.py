@@ -123,7 +123,9 @@ class RunHandle:
             raise
         except HostUnreachable as error:
             last = read_record(self.layout, is_alive=lambda _process: True)
-            return last if last.ended else replace(last, silent=f"{self.supervisor.host}: {error.what}")
+            if last.ended:
+                return last
+            return replace(last, silent=f"{self.supervisor.host}: {error.what}", silent_host=self.supervisor.host)
 
     def _runs_there(self, remote: Transport, process: ProcessId) -> bool:
         if runs_there(remote, process):
@@ -198,18 +200,19 @@ def _has_ended(layout: RunLayout, cluster: Cluster, record: SlurmRecord | None) 
 def kill_without_supervisor(run: RunHandle, error: HostUnreachable, deps: Dependencies) -> NoReturn:
     """Order every host agent that answers to end its ranks, without the supervisor's host; raises its silence."""
     state = RunState.load(run.layout)
-    request = _request_here(run.layout, state.attempt)
+    request = request_here(run.layout, state.attempt)
     # above the epoch of the supervisor there, which is refused from now on if it still lives
     missed = deps.backend(request.backend).stop(request, run.transports, now=True, epoch=state.epoch + 1)
     told = [name for name in request.names if name not in missed]
     raise HostUnreachable(
         f"{run.supervisor.host}, which supervises {run.layout.run_id}, does not answer",
         seen=f"{error.what}; ordered to end at once: {', '.join(told) or 'nobody'}; not reached: {', '.join(missed)}",
-        fix=f"when the host is back, clean it up: gangline stop {run.layout.run_id}",
+        fix=f"when the host is back, clean it up: gangline stop {run.layout.run_id}; if it is off, go on without it: "
+        f"gangline resume {run.layout.run_id} --without {run.supervisor.host}",
     )
 
 
-def _request_here(layout: RunLayout, attempt: int) -> LaunchRequest:
+def request_here(layout: RunLayout, attempt: int) -> LaunchRequest:
     """The request of an attempt. Where the supervisor began that attempt: the last request that this computer wrote,
     with the folders of that attempt.
     """

@@ -10,7 +10,7 @@ from gangline.diagnose.log_search import Sighting, recognise
 from gangline.diagnose.rank_ends import without_verdict
 from gangline.report.run_history import Attempt, RankEnd, RunHistory, event_rows, next_step, rank0_rows
 from gangline.report.text_table import clean
-from gangline.runs.registry import NEVER_STARTED
+from gangline.runs.registry import NEVER_STARTED, RunRecord
 from gangline.units import listed
 
 LABEL = 9
@@ -61,7 +61,7 @@ def _head(history: RunHistory) -> list[str]:
     reached = next((each.to_step for each in reversed(history.attempts) if each.to_step is not None), None)
     of = f" of {history.steps}" if history.steps else ""
     parts = [
-        f"{history.id}{f' ({state.name})' if state else ''} {_stands(history.run.phase)}",
+        f"{history.id}{f' ({state.name})' if state else ''} {_stands(history.run)}",
         f"attempt {last.number}" if last else "",
         "" if reached is None else f"step {reached}{of}",
     ]
@@ -70,7 +70,9 @@ def _head(history: RunHistory) -> list[str]:
     return [", ".join(part for part in parts if part), *early, *silent, *(f"missing: {gap}" for gap in history.gaps)]
 
 
-def _stands(phase: str) -> str:
+def _stands(run: RunRecord) -> str:
+    if run.silent_host is not None:
+        return f"was {run.phase} when it was last heard of"
     words = {
         "preparing": "is being prepared",
         "running": "runs",
@@ -82,13 +84,17 @@ def _stands(phase: str) -> str:
         "lost": "is lost: its supervisor is gone",
         NEVER_STARTED: "never started: its start was killed before any rank ran",
     }
-    return words.get(phase, "cannot be read")
+    return words.get(run.phase, "cannot be read")
 
 
 def _attempt_lines(history: RunHistory, index: int, *, is_job: bool) -> list[str]:
     attempt = history.attempts[index]
     after = history.attempts[index + 1] if index + 1 < len(history.attempts) else None
-    rows = [_title(attempt, is_over=history.run.ended or after is not None, is_job=is_job)]
+    is_over = history.run.ended or after is not None
+    open_end = "nobody wrote down how it ended" if is_over else "goes on"
+    if not is_over and history.run.silent_host is not None:
+        open_end = "whether it goes on is not known"
+    rows = [_title(attempt, open_end=open_end, is_job=is_job)]
     if attempt.error is not None:
         rows += _cause(history.id, attempt, attempt.error, is_followed=after is not None)
     rows += _ends(attempt)
@@ -99,10 +105,9 @@ def _attempt_lines(history: RunHistory, index: int, *, is_job: bool) -> list[str
     return [*rows, *_labelled("then", what_followed(attempt, after))]
 
 
-def _title(attempt: Attempt, *, is_over: bool, is_job: bool) -> str:
+def _title(attempt: Attempt, *, open_end: str, is_job: bool) -> str:
     where = f" on {listed(attempt.hosts)}" if attempt.hosts else ""
-    how = attempt.result or ("nobody wrote down how it ended" if is_over else "goes on")
-    return f"attempt {attempt.number}{where}: {_steps(attempt) if is_job else ''}{how}"
+    return f"attempt {attempt.number}{where}: {_steps(attempt) if is_job else ''}{attempt.result or open_end}"
 
 
 def _steps(attempt: Attempt) -> str:

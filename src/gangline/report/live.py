@@ -81,7 +81,7 @@ class ProgressLine:
         """Show what is new."""
         self._note_attempt(update)
         self._show_board(update.board)
-        self._show_silence(update.run.silent)
+        self._show_silence(update.run)
         for record in update.records:
             self._remember(record)
             kind = record.get("kind")
@@ -152,11 +152,20 @@ class ProgressLine:
             self._pending = board_line(board)[: self._width() - 1]
             self._write(f"\r\x1b[K{self._pending}")
 
-    def _show_silence(self, silent: str | None) -> None:
+    def _show_silence(self, run: RunRecord) -> None:
         """Report once that the supervisor's host does not answer, and once that it does again."""
-        if silent != self._silent:
-            self._silent = silent
-            self._line(clean(f"{silent}; the run goes on, this view waits" if silent else "it answers again"))
+        if run.silent == self._silent:
+            return
+        self._silent = run.silent
+        if run.silent is None:
+            self._line("it answers again")
+        elif run.silent_host is None:
+            self._line(clean(f"{run.silent}; the run goes on, this view waits"))
+        else:
+            self._line(clean(f"{run.silent}; whether the run goes on cannot be seen from here, this view waits"))
+            self._line(
+                clean(f"if {run.silent_host} is off: Ctrl-C, then gangline resume {run.id} --without {run.silent_host}")
+            )
 
     def finish(self) -> None:
         """End the live line; without a terminal, show the last step if it was not. Then how the run ended."""

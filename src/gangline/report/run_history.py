@@ -480,6 +480,11 @@ def next_step(history: RunHistory, *, is_job: bool, can_resume: bool) -> NextSte
     is_job: it is not the user's own command. can_resume: it can be resumed.
     """
     run_id, phase = history.id, history.run.phase
+    if (host := history.run.silent_host) is not None:
+        return NextStep(
+            command=None,
+            why=f"bring {host} back, which supervises it; if {host} is off: gangline resume {run_id} --without {host}",
+        )
     if phase in {"stopped", "failed"}:
         return _again(history, is_job=is_job, can_resume=can_resume)
     if phase == NEVER_STARTED:
@@ -520,7 +525,9 @@ def _again(history: RunHistory, *, is_job: bool, can_resume: bool) -> NextStep:
             command=None,
             why="start it anew with gangline run: without --resume-flag nothing says how your command goes on",
         )
-    steps = [attempt.committed for attempt in history.attempts if attempt.committed is not None]
+    # an attempt that began from a step shows that it was committed, though the events of it may lie on a lost host
+    known = [each for attempt in history.attempts for each in (attempt.from_step, attempt.committed)]
+    steps = [step for step in known if step]
     if not is_job:
         why = "starts your command again, with the words of --resume-flag"
     elif steps:

@@ -170,7 +170,7 @@ def _overview(run: RunRecords) -> list[Block]:
     rate = figures.tokens_per_s
     error = (history.attempts[-1].error or {}) if history.attempts else {}
     rows = [
-        ("state", history.run.phase),
+        ("state", f"{history.run.phase}, as last heard" if history.run.silent_host else history.run.phase),
         ("cause", str(error.get("what", "")) if history.run.phase == "failed" else None),
         ("ended early", history.early or None),
         ("began", began[:19].replace("T", " ") + " UTC" if began else None),

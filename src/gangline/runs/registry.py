@@ -32,6 +32,8 @@ class RunRecord:
     """The state says that it runs, but its supervisor is dead."""
     silent: str | None = None
     """Why this is only the last known state: the error of the supervisor's host, which does not answer."""
+    silent_host: str | None = None
+    """That host."""
     damage: RecordError | None = None
     """Why state.json cannot be used, where it is there."""
     refused: HostKeyRefused | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import app
-from gangline.context import REAL, Dependencies, StartOptions
+from gangline.context import REAL, Dependencies, ResumeOptions, StartOptions
 from gangline.control.end import stop
 from gangline.control.supervision import RunHandle, open_run, supervise_again
 from gangline.control.user_command import CommandRecord
@@ -117,14 +117,8 @@ class OwnRuns:
         path = RunLayout(self._home, run).job
         if (job := load_if_there(path, Job)) is not None:  # not of a command
             dataclasses.replace(job, pause_at=pause_at).save(path)
-        app.resume(
-            run,
-            home=self._home,
-            cluster_path=cluster,
-            force=self._force,
-            console=self._console,
-            deps=self._deps,
-        )
+        asked = ResumeOptions(cluster=cluster, force=self._force)
+        app.resume(run, asked, home=self._home, console=self._console, deps=self._deps)
 
     def look(self, run: str) -> TrialSight:
         """See `TrialRuns.look`. A run on this computer that lost its supervisor gets a new one."""

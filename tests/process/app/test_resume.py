@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline import app
+from gangline.context import ResumeOptions
 from gangline.control.end import rehearse_stop, stop
 from gangline.control.supervision import open_run
 from gangline.errors import CheckpointError, DataError, ModelError, RunFailed, UsageError
@@ -30,7 +31,7 @@ def run_id(world: World) -> str:
 
 
 def resume(world: World, run_id: str, cluster: Path | None = None) -> RunLayout:
-    return app.resume(run_id, home=world.home, cluster_path=cluster, console=world, deps=world.deps)
+    return app.resume(run_id, ResumeOptions(cluster=cluster), home=world.home, console=world, deps=world.deps)
 
 
 def flip(path: Path) -> None:

@@ -74,7 +74,7 @@ def test_the_batch_that_was_chosen_near_the_wish_is_that_of_the_run_and_of_its_r
     assert any("divides    batch 40, about 32 as the job says" in line for line in world.said)
     world.ended(layout.run_id)
     speeds.update(a=1.0, b=1.0, c=1.0)
-    app.resume(layout.run_id, home=world.home, cluster_path=None, console=world, deps=world.deps)
+    app.resume(layout.run_id, home=world.home, console=world, deps=world.deps)
     assert Job.load(layout.job) == job
     assert [rank.share for rank in Gang.load(world.host("a", layout.run_id).gang(2)).ranks] == [14, 13, 13]
 

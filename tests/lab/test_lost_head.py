@@ -1,0 +1,88 @@
+"""The head of a run is off for good: one command goes on without it, and nothing runs twice."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from tests.lab.hosts import lab_folders
+from tests.lab.user import JOB, NewUser, make_model, processes_of_runs
+
+pytestmark = [pytest.mark.timeout(420), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def trained(lab, model):
+    """A run on three hosts, supervised by the first of them, with a step that every host has; user, lab, run."""
+    made = lab(3, binds=lab_folders(), meshed=True, disk="8g", shm="2g")
+    user = NewUser(made.user)
+    user.brings(model, job=JOB.replace("every_steps: 50", "every_steps: 10"))
+    user.types("init", *(host.name for host in made.hosts), "--yes")
+    text = user.desk.read("cluster.yaml").decode()
+    user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text))
+    run = user.types("train", "job.yaml", "--detach").stdout.strip()
+    user.awaits(run, lambda row: (row["step"] or 0) > 25, "it trains")
+    return user, made, run
+
+
+def test_one_command_goes_on_without_the_head(trained):
+    user, made, run = trained
+    head, *others = made.hosts
+    head.power_off()
+
+    row = user.row(run)
+    assert row["silent"]
+    assert row["step"] > 25  # the last that was heard
+    assert row["heard"]
+    told = json.loads(user.types("explain", run, "--json").stdout)
+    assert told["go_on"]["why"].endswith(f"if h0 is off: gangline resume {run} --without h0")
+    for words in (("stop", run), ("resume", run, "--detach")):
+        refused = user.types(*words, code=4)
+        assert f"gangline resume {run} --without h0" in refused.stderr
+
+    resumed = user.types("resume", run, "--without", "h0", "--detach")
+    step = int(re.search(r"from step (\d+)", resumed.stderr)[1])
+    assert step >= 20
+    row = user.awaits(run, lambda now: (now["step"] or 0) > step, "it goes on with two hosts")
+    assert (row["phase"], row["attempt"], row["silent"]) == ("running", 2, None)
+    told = json.loads(user.types("explain", run, "--json").stdout)
+    assert told["attempts"][0]["cause"]["what"] == "h0 was off, and the run was continued without it"
+
+    user.types("stop", run)
+    assert [line for host in others for line in processes_of_runs(host)] == []
+
+
+def test_a_head_that_others_reach_is_not_taken_for_off(trained):
+    """This computer alone does not reach it: the run goes on there, and nothing of it is ended."""
+    user, made, run = trained
+    head = made.hosts[0]
+    head.faults.cut(made.user.address)
+    refused = user.types("resume", run, "--without", "h0", "--detach", code=None)
+    assert refused.returncode != 0
+    assert f"{run} may still run on h0: it is on" in refused.stderr
+    assert "h1 reaches it at" in refused.stderr
+    head.faults.heal()
+    before = user.row(run)["step"]
+    user.awaits(run, lambda row: row["step"] > before, "it still trains on all three")
+    assert user.row(run)["attempt"] == 1
+    user.types("stop", run)
+    assert [line for host in made.hosts for line in processes_of_runs(host)] == []
+
+
+def test_a_host_that_is_off_beside_the_head_is_named(trained):
+    user, made, run = trained
+    head, other, last = made.hosts
+    head.power_off()
+    other.power_off()
+    refused = user.types("resume", run, "--without", "h0", "--detach", code=4)
+    assert f"gangline resume {run} --without h0 --without h1" in refused.stderr
+    user.types("resume", run, "--without", "h0", "--without", "h1", "--detach")
+    user.awaits(run, lambda now: now["phase"] == "running" and (now["step"] or 0) > 0, "one host goes on")
+    user.types("stop", run)
+    assert processes_of_runs(last) == []
