@@ -106,6 +106,7 @@ TESTED = (
         reason="worker/compat.py takes a dozen of its private names, which minor releases change",
     ),
     Tested(package="optuna", accepted="4.0", lowest="4.0.0", newest="5.0.0", below="6", reason=_MAJOR),
+    Tested(package="textual", accepted="8.0", lowest="8.0.0", newest="8.2.8", below="9", reason=_MAJOR),
 )
 """Every package that gangline imports at run time, but for wandb, which no test has."""
 BY_NAME = {each.package: each for each in TESTED}

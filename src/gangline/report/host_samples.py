@@ -77,24 +77,74 @@ def read_samples(host: str, transport: Transport, path: PurePath) -> HostSamples
 
 def parse_samples(host: str, lines: Iterable[bytes]) -> HostSamples:
     """The samples of a file's lines; lines that are none are passed over."""
-    found = HostSamples(host=host)
-    columns: list[str] = []
+    reader = _LineReader(host)
     for line in lines:
+        reader.take(line)
+    return reader.found
+
+
+class _LineReader:
+    """Reads a file of samples line by line: rows have the columns that were named last."""
+
+    def __init__(self, host: str) -> None:
+        self.found = HostSamples(host=host)
+        self._columns: list[str] = []
+
+    def take(self, line: bytes) -> None:
+        """Read one line."""
         try:
-            said = json.loads(line)
-            if isinstance(said, list):
-                means, most = (_figures(columns, cells) for cells in (said[2], said[-1]))
-                found.rows.append((float(said[0]), int(said[1]), means, most))
-            elif "columns" in said:
-                columns = [printable(str(name))[:LETTERS] for name in said["columns"]]
-            elif "event" in said:
-                found.events.append({**said, "time": float(said["time"])})
-            elif "samples" in said:
-                found.interval_s = min(3600.0, max(0.1, float(said["interval_s"])))
-                found.cards = [{**card} for card in said["cards"]]
+            self._read(json.loads(line))
         except (ValueError, LookupError, TypeError):
-            continue
-    return found
+            return
+
+    def _read(self, said: Any) -> None:
+        if isinstance(said, list):
+            means, most = (_figures(self._columns, cells) for cells in (said[2], said[-1]))
+            self.found.rows.append((float(said[0]), int(said[1]), means, most))
+        elif "columns" in said:
+            self._columns = [printable(str(name))[:LETTERS] for name in said["columns"]]
+        elif "event" in said:
+            self.found.events.append({**said, "time": float(said["time"])})
+        elif "samples" in said:
+            self.found.interval_s = min(3600.0, max(0.1, float(said["interval_s"])))
+            self.found.cards = [{**card} for card in said["cards"]]
+
+
+class SampleTail:
+    """The samples of one host, read again and again: what is new, and everything once the file was written anew."""
+
+    def __init__(self, host: str, transport: Transport, path: PurePath) -> None:
+        self._host, self._transport, self._path = host, transport, path
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reader = _LineReader(self._host)
+        self._offset = 0
+        self._last = b""
+        """The last whole line that was read, with its end: where it stands no more, the file is another one."""
+
+    def look(self) -> HostSamples:
+        """All samples until now, empty where there are none; raises HostUnreachable, OSError."""
+        try:
+            while data := self._new():
+                *lines, _ = data.split(b"\n")
+                for line in lines:
+                    self._reader.take(line)
+                if not lines:
+                    break
+                self._offset += sum(len(line) + 1 for line in lines)
+                self._last = lines[-1] + b"\n"
+        except FileNotFoundError:
+            pass
+        return self._reader.found
+
+    def _new(self) -> bytes:
+        begin = self._offset - len(self._last)
+        data = self._transport.read(self._path, offset=begin, limit=PIECE_BYTES)
+        if not data.startswith(self._last):
+            self._begin()
+            data = self._transport.read(self._path, limit=PIECE_BYTES)
+        return data[len(self._last) :]
 
 
 def _figures(columns: Sequence[str], cells: Sequence[Any]) -> dict[str, float]:
@@ -220,6 +270,12 @@ def reason_at(host: HostSamples, time: float) -> str | None:
     return None
 
 
+def others_on(host: HostSamples, gpu: object) -> list[str]:
+    """Programs that are no part of the run and compute on a card, as far as the samples tell by now."""
+    told = [each for each in host.events if each.get("event") in {"foreign", "foreign-over"} and each.get("gpu") == gpu]
+    return [f"another program: {_names(told[-1])}"] if told and told[-1]["event"] == "foreign" else []
+
+
 def _end(event: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> float | None:
     """When what an event began was over; None: it goes on, or its end was not seen."""
     name = f"{event.get('event')}-over"
@@ -244,12 +300,15 @@ def _sentence(event: Mapping[str, Any], events: Iterable[Mapping[str, Any]], ste
         shown = f"{heat:.0f} C, {why}" if isinstance(heat, int | float) else why
         return f"{card} throttled{since}{lasted}: {shown}"
     if event["event"] == "foreign":
-        rows = [row for row in event.get("processes", ()) if isinstance(row, Mapping)]
-        names = [f"{printable(str(row.get('name')))[:LETTERS]} (pid {row.get('pid')})" for row in rows]
-        return f"{card} had another program on it{since}{lasted}: {', '.join(names)}"
+        return f"{card} had another program on it{since}{lasted}: {_names(event)}"
     if event["event"] == "ecc":
         return f"{card} had {event.get('uncorrected')} uncorrected memory errors{since}"
     return f"{card} did not answer{since}{lasted}"
+
+
+def _names(event: Mapping[str, Any]) -> str:
+    rows = [row for row in event.get("processes", ()) if isinstance(row, Mapping)]
+    return ", ".join(f"{printable(str(row.get('name')))[:LETTERS]} (pid {row.get('pid')})" for row in rows)
 
 
 def seconds_of(time: object) -> float | None:

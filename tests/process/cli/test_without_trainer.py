@@ -26,6 +26,7 @@ WORKS = {
     "plan": ["plan", "job.yaml", "--hosts", HOSTS],
     "check": ["check", "--only", "memory"],
     "ps": ["ps"],
+    "top": ["top", "--once"],
     "plugins": ["plugins"],
     "prepare": ["prepare", "--status"],
     "schema": ["schema"],
