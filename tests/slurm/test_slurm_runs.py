@@ -1,5 +1,7 @@
 """Runs of gangline on a real Slurm cluster, from the login host: submitted, followed, ended in every way, resumed."""
 
+import time
+
 import pytest
 
 from tests.lab.user import JOB, make_model
@@ -272,4 +274,26 @@ def test_a_run_whose_supervisor_is_killed_gets_another_one_and_goes_on(account):
     assert account.row(run)["phase"] == "running", account.log_of(run)
     account.types("stop", run)
     assert account.row(run)["phase"] == "stopped"
+    account.leaves_nothing()
+
+
+@pytest.mark.slow
+def test_a_suspended_run_says_so_at_once_and_goes_on_in_the_same_attempt(account, model):
+    run = account.trains(model, job=ENDLESS)
+    account.awaits_step(run, 25)
+    job, begun = account.job_of(run), time.monotonic()
+    account.lab.ctl.check(["scontrol", "suspend", job])
+    try:
+        row = account.row(run)
+        assert (row["phase"], row["suspended"]) == ("running", job)
+        assert row["step"] >= 25
+        assert f"suspended (Slurm's job {job})" in account.types("ps").stdout
+        assert f"scontrol resume {job}" in account.types("explain", run).stdout
+        assert f"scancel {job}" in account.types("stop", run, code=4).stderr
+        assert time.monotonic() - begun < 45  # a step would wait for a minute, each time
+    finally:
+        account.lab.ctl.check(["scontrol", "resume", job])
+    account.awaits(run, lambda now: (now["step"] or 0) > row["step"] + 20, "it goes on")
+    assert account.row(run)["attempt"] == 1
+    account.types("stop", run)
     account.leaves_nothing()

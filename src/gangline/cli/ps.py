@@ -80,6 +80,7 @@ def _row(run: RunListing) -> dict[str, Any]:
         "phase": _phase(run),
         "damage": run.damage.to_json() if run.damage is not None else None,
         "silent": record.silent,
+        "suspended": record.suspended,
         "heard": run.heard,
         "waits": run.waits,
         "slurm_job": run.slurm_job,
@@ -117,6 +118,8 @@ def _text(name: str, row: dict[str, Any], now: datetime) -> str:
 
 def _phase_text(phase: str, row: dict[str, Any], now: datetime) -> str:
     """The phase, and what makes it doubtful or other than usual."""
+    if row["suspended"]:
+        return f"suspended (Slurm's job {row['suspended']})"
     if row["silent"]:
         heard = f"; last heard {age(str(row['heard']), now=now)}" if row["heard"] else ""
         return f"{phase}? ({row['silent']}{heard})"

@@ -22,6 +22,7 @@ def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: 
 
     hosts: only these leave the run, and it continues without them; raises UsageError if it cannot.
     """
+    _require_awake(run)
     if hosts:
         require_leavable(run, hosts)
         deps.leave_run(run.records, hosts, run.supervisor_host)
@@ -35,7 +36,7 @@ def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: 
     except HostKeyRefused:
         raise
     except HostUnreachable as error:
-        if run.supervisor_host is None:
+        if run.supervisor_host is None or run.layout.slurm.exists():
             raise
         if not now:
             name, host = run.layout.run_id, run.supervisor.host
@@ -59,6 +60,17 @@ def rehearse_stop(run: RunHandle, *, now: bool, hosts: Sequence[str] = (), deps:
     if not _may_run(run, record, deps):
         return [f"nothing to do: {run.layout.run_id} has ended"]
     return orders(started_request(run, record), now=now)
+
+
+def _require_awake(run: RunHandle) -> None:
+    """Raise HostUnreachable for a run that Slurm has suspended: it can neither save nor end by itself."""
+    if run.is_suspended and not (record := run.record()).ended:
+        raise HostUnreachable(
+            f"{run.layout.run_id} cannot be told to stop: {record.silent}",
+            seen=f"squeue -j {record.suspended}: SUSPENDED",
+            fix=f"once it goes on (scontrol resume {record.suspended}): gangline stop {run.layout.run_id}; or end it "
+            f"without a save: scancel {record.suspended}",
+        )
 
 
 def _may_run(run: RunHandle, record: RunRecord, deps: Dependencies) -> bool:

@@ -31,7 +31,7 @@ from gangline.runs.registry import RunRecord
 from gangline.runs.state import RunState, now_iso
 from gangline.supervise.allocation import SlurmRecord, goes_on, waits
 from gangline.transport.local import our_python
-from gangline.transport.slurm_commands import SlurmJob, find_job, in_script, job_name, own_job, slurm
+from gangline.transport.slurm_commands import SlurmJob, find_job, in_script, job_name, own_job, place_in_queue, slurm
 
 GONE_S = 90.0
 """How long a job may take to leave the queue after its last process: epilogs, KillWait."""
@@ -164,7 +164,7 @@ def wait_until_begun(layout: RunLayout, console: Console) -> None:
                 doubts = 0 if job is not None and job.active else doubts + 1
                 if doubts > 1 and _phase(layout) in WAITING:
                     raise never_began(layout, record, job)
-                line = waiting_line(record.job, job)
+                line = waiting_line(record.job, job, place_in_queue(job) if job is not None and job.waits else None)
             if line != told and phase == "queued":
                 console.report(line)
                 told = line
@@ -180,8 +180,8 @@ def _phase(layout: RunLayout) -> str:
     return "queued" if state.phase in RUNNING and waits(layout) else state.phase
 
 
-def waiting_line(number: str, job: SlurmJob | None) -> str:
-    """How a job that has not begun stands, in one line."""
+def waiting_line(number: str, job: SlurmJob | None, place: tuple[int, int] | None = None) -> str:
+    """How a job that has not begun stands, in one line. place: among how many that wait in its partition."""
     if job is None or not job.active:
         return f"job {number} is leaving the queue"
     if not job.waits:
@@ -189,7 +189,8 @@ def waiting_line(number: str, job: SlurmJob | None) -> str:
     why = f": {job.reason}" if job.reason else ""
     meaning = REASONS.get(job.reason, "")
     start = f"; Slurm expects it to start at {job.starts}" if job.starts else ""
-    return f"job {number} waits{why}{f' ({meaning})' if meaning else ''}{start}"
+    queue = f"; number {place[0]} of {place[1]} that wait in {job.partition}" if place else ""
+    return f"job {number} waits{why}{f' ({meaning})' if meaning else ''}{queue}{start}"
 
 
 WAITING = ("queued", "preparing")

@@ -347,6 +347,12 @@ def resumable(run: RunHandle, deps: Dependencies) -> RunState:
     """The state of a run that can be resumed; raises UsageError or CheckpointError for any other."""
     layout = run.layout
     name, record = layout.run_id, run.record()
+    if record.suspended is not None:
+        raise UsageError(
+            f"{name} is suspended, not ended",
+            seen=str(record.silent),
+            fix=f"it goes on by itself after: scontrol resume {record.suspended}",
+        )
     if record.silent is not None:
         raise HostUnreachable(
             f"{name} may still be running, but its supervisor does not respond",

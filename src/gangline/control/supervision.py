@@ -88,6 +88,8 @@ class RunHandle:
     supervisor: SupervisorRecord
     is_over: bool = False
     """Its allocation has ended, and every process with it."""
+    is_suspended: bool = False
+    """Slurm has suspended its job: no step starts on its nodes."""
     prepares: Callable[[ProcessId], bool] = lambda process: process.is_alive
     """Whether the process lives that prepares an attempt of it."""
 
@@ -111,6 +113,9 @@ class RunHandle:
         return between_allocations(self.layout, self._record())
 
     def _record(self) -> RunRecord:
+        if self.is_suspended:
+            last, job = read_record(self.layout, is_alive=lambda _process: True), str(self.cluster.head.allocation)
+            return last if last.ended else replace(last, silent=f"Slurm has suspended job {job}", suspended=job)
         remote = self.supervisor_host
         phase = read_record(self.layout, is_alive=lambda _process: True).phase
         if remote is None or phase in {"preparing", "queued"}:  # of a run that is prepared here they are the newest
@@ -172,10 +177,12 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
     cluster = read_cluster(layout)
     record = SlurmRecord.of(layout)
     # while its job leaves Slurm, no step starts on its nodes any more
-    is_over = _has_ended(layout, cluster, record) or deps.is_over(cluster)
+    stands = deps.standing(cluster)
+    is_over = _has_ended(layout, cluster, record) or stands == "over"
+    is_suspended = stands == "suspended" and not is_over
     cluster = left_here(cluster, record) if is_over else cluster
     supervisor = SupervisorRecord() if is_over else SupervisorRecord.load(layout)
-    with reach(cluster, deps) as transports:
+    with _suspended(cluster) if is_suspended else reach(cluster, deps) as transports:
         # an end that is written here counts: Slurm may have ended it while its supervisor saw a failure
         if is_over and cluster.head.transport == "local" and RunState.load(layout).phase in SUPERVISED:
             copy_records(layout, host_layout(cluster.head, layout.run_id), transports[cluster.head.name])
@@ -185,8 +192,17 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
             transports=transports,
             supervisor=supervisor,
             is_over=is_over,
+            is_suspended=is_suspended,
             prepares=lambda process: deps.prepares(layout, process),
         )
+
+
+@contextlib.contextmanager
+def _suspended(cluster: Cluster) -> Iterator[Transports]:
+    """Transports to nodes of a job that Slurm has suspended: none of them answers."""
+    from gangline.transport.srun import suspended_node  # here, as other runs need not pay for it
+
+    yield {host.name: suspended_node(host) for host in cluster.hosts}
 
 
 def _has_ended(layout: RunLayout, cluster: Cluster, record: SlurmRecord | None) -> bool:

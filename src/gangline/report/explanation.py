@@ -66,13 +66,15 @@ def _head(history: RunHistory) -> list[str]:
         "" if reached is None else f"step {reached}{of}",
     ]
     early = [f"early stopping: {history.early}"] if history.early else []
-    silent = [f"as last heard: {history.run.silent}"] if history.run.silent else []
+    silent = [f"as last heard: {history.run.silent}"] if history.run.silent and not history.run.suspended else []
     return [", ".join(part for part in parts if part), *early, *silent, *(f"missing: {gap}" for gap in history.gaps)]
 
 
 def _stands(run: RunRecord) -> str:
     if run.silent_host is not None:
         return f"was {run.phase} when it was last heard of"
+    if run.suspended is not None:
+        return f"is suspended: Slurm has suspended job {run.suspended}"
     words = {
         "preparing": "is being prepared",
         "running": "runs",
@@ -94,6 +96,8 @@ def _attempt_lines(history: RunHistory, index: int, *, is_job: bool) -> list[str
     open_end = "nobody wrote down how it ended" if is_over else "goes on"
     if not is_over and history.run.silent_host is not None:
         open_end = "whether it goes on is not known"
+    elif not is_over and history.run.suspended is not None:
+        open_end = "rests"
     rows = [_title(attempt, open_end=open_end, is_job=is_job)]
     if attempt.error is not None:
         rows += _cause(history.id, attempt, attempt.error, is_followed=after is not None)

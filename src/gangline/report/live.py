@@ -159,6 +159,8 @@ class ProgressLine:
         self._silent = run.silent
         if run.silent is None:
             self._line("it answers again")
+        elif run.suspended is not None:
+            self._line(clean(f"{run.silent}; this view waits until it goes on"))
         elif run.silent_host is None:
             self._line(clean(f"{run.silent}; the run goes on, this view waits"))
         else:

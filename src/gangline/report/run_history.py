@@ -480,11 +480,8 @@ def next_step(history: RunHistory, *, is_job: bool, can_resume: bool) -> NextSte
     is_job: it is not the user's own command. can_resume: it can be resumed.
     """
     run_id, phase = history.id, history.run.phase
-    if (host := history.run.silent_host) is not None:
-        return NextStep(
-            command=None,
-            why=f"bring {host} back, which supervises it; if {host} is off: gangline resume {run_id} --without {host}",
-        )
+    if (why := _unheard(history.run)) is not None:
+        return NextStep(command=None, why=why)
     if phase in {"stopped", "failed"}:
         return _again(history, is_job=is_job, can_resume=can_resume)
     if phase == NEVER_STARTED:
@@ -499,6 +496,15 @@ def next_step(history: RunHistory, *, is_job: bool, can_resume: bool) -> NextSte
     return NextStep(
         command=None, why=_waiting(run_id).get(phase, "its state.json cannot be read; gangline ps lists all")
     )
+
+
+def _unheard(run: RunRecord) -> str | None:
+    """What helps a run that cannot be asked now; None: it can."""
+    if (host := run.silent_host) is not None:
+        return f"bring {host} back, which supervises it; if {host} is off: gangline resume {run.id} --without {host}"
+    if run.suspended is not None:
+        return f"it goes on once Slurm lets it; who suspended it does that: scontrol resume {run.suspended}"
+    return None
 
 
 def _waiting(run_id: str) -> dict[str, str]:

@@ -34,6 +34,8 @@ class RunRecord:
     """Why this is only the last known state: the error of the supervisor's host, which does not answer."""
     silent_host: str | None = None
     """That host."""
+    suspended: str | None = None
+    """Its job, which Slurm has suspended: this is the last known state then."""
     damage: RecordError | None = None
     """Why state.json cannot be used, where it is there."""
     refused: HostKeyRefused | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from gangline.errors import GanglineError
 from gangline.runs.cluster import Cluster, Host, SlurmRequest
@@ -59,14 +60,21 @@ class SlurmRecord(Record):
         return load_if_there(layout.slurm, SlurmRecord)
 
 
-def is_over(cluster: Cluster) -> bool:
-    """Whether the allocation of a run's hosts has ended, or waits to be given again; False where Slurm does not say."""
+Standing = Literal["on", "over", "suspended"]
+
+
+def standing(cluster: Cluster) -> Standing:
+    """Whether the allocation of a run's hosts has ended, or waits to be given again (`over`), or is suspended; `on` for
+    other hosts, and where Slurm does not say.
+    """
     if not cluster.hosts or cluster.head.transport != "srun" or cluster.head.allocation is None:
-        return False
+        return "on"
     with suppress(GanglineError):
         job = find_job(cluster.head.allocation)
-        return job is None or not job.active or job.waits
-    return False
+        if job is None or not job.active or job.waits:
+            return "over"
+        return "suspended" if job.state == "SUSPENDED" else "on"
+    return "on"
 
 
 def has_ended(state: RunState, record: SlurmRecord | None) -> bool:

@@ -165,6 +165,7 @@ class SlurmJob:
     """Names, in Slurm's order; () while it waits."""
     starts: str = ""
     """ISO time, expected while it waits; "" where Slurm does not know."""
+    partition: str = ""
     number: str = ""
     """The number that its steps have. One task of an array has that of the whole array."""
 
@@ -179,7 +180,7 @@ class SlurmJob:
         return self.waits or self.state in {"RUNNING", "SUSPENDED", "COMPLETING", "STAGE_OUT", "RESIZING", "SIGNALING"}
 
 
-FORMAT = "%i|%T|%r|%N|%S|%A"
+FORMAT = "%i|%T|%r|%N|%S|%P|%A"
 NOTHING = {"", "N/A", "(null)", "None"}
 
 
@@ -259,6 +260,23 @@ def asked_once(job_ids: Collection[str]) -> Iterator[None]:
         _Snapshot.now = None
 
 
+def place_in_queue(job: SlurmJob) -> tuple[int, int] | None:
+    """Its place among the jobs that wait in its partition, by Slurm's priority, and how many wait there; None where it
+    is the only one that the site shows, and where Slurm does not say.
+    """
+    if not job.partition:
+        return None
+    try:
+        said = slurm(
+            *("squeue", "--noheader", "--array", "--states=PENDING", f"--partition={job.partition}"),
+            *("--sort=-p,i", "--format=%i"),
+        )
+    except GanglineError:
+        return None
+    ids = list(dict.fromkeys(line.strip().partition("+")[0] for line in said.splitlines()))
+    return (ids.index(job.id) + 1, len(ids)) if job.id in ids and len(ids) > 1 else None
+
+
 def find_named(name: str) -> SlurmJob | None:
     """The newest of the user's jobs of that name, while Slurm knows one; raises HostUnreachable."""
     said = slurm("squeue", "--me", "--noheader", "--states=all", f"--name={name}", f"--format={FORMAT}")
@@ -272,7 +290,7 @@ def read_job(line: str) -> SlurmJob:
 
 
 def _job(words: Sequence[str]) -> SlurmJob:
-    job_id, state, reason, nodes, starts, number = ("" if word in NOTHING else word for word in words)
+    job_id, state, reason, nodes, starts, partition, number = ("" if word in NOTHING else word for word in words)
     return SlurmJob(
         id=job_id,
         number=number,
@@ -280,6 +298,7 @@ def _job(words: Sequence[str]) -> SlurmJob:
         reason=reason,
         nodes=tuple(node_names(nodes)) if nodes else (),
         starts=starts,
+        partition=partition,
     )
 
 

@@ -137,6 +137,26 @@ class SrunLink(HostLink):
         raise AssertionError("the last try returns or raises")
 
 
+class SuspendedLink(HostLink):
+    """The way to a node of a job that Slurm has suspended: a step would wait until the job goes on."""
+
+    def _connect(self) -> SrunConnection:
+        job = self.host.allocation
+        raise HostUnreachable(
+            f"{self.host.name} cannot be asked: Slurm has suspended job {job}",
+            seen=f"squeue -j {job}: SUSPENDED",
+            fix=f"wait, or ask the site why; who suspended it lets it go on: scontrol resume {job}",
+            reason="unreachable",
+        )
+
+
+def suspended_node(host: Host) -> ChannelTransport:
+    """A transport to a node of a suspended job: every call raises HostUnreachable at once."""
+    return ChannelTransport(
+        host.name, SuspendedLink(host, "", compiled_first_words), output_limit_bytes=OUTPUT_LIMIT_BYTES
+    )
+
+
 class SrunTransport(ChannelTransport):
     """A node of an allocation. Connects at the first call, and again after a connection was lost."""
 

@@ -7,12 +7,15 @@ import pytest
 
 from gangline.context import REAL
 from gangline.control import slurm_job
+from gangline.control.end import stop
 from gangline.control.slurm_job import SlurmRecord, cancel_waiting, script, submit, wait_until_begun, waiting_line
+from gangline.control.start import resumable
 from gangline.control.supervision import open_run
-from gangline.errors import GanglineError, HostUnreachable, RunFailed
+from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.runs.cluster import Cluster, Host, SlurmRequest
 from gangline.runs.layout import RunLayout
-from gangline.runs.state import RunState
+from gangline.runs.record_versions import write_record
+from gangline.runs.state import ProcessId, RunState
 from gangline.supervise import allocation
 from gangline.transport.slurm_commands import SlurmJob
 
@@ -187,6 +190,32 @@ def test_reasons_of_slurm_are_told_in_plain_words(reason):
     assert f"{reason} ({slurm_job.REASONS[reason]})" in line
 
 
+def test_a_job_that_waits_tells_its_place_among_those_of_its_partition():
+    job = SlurmJob(id="41", state="PENDING", reason="Priority", partition="gpu", starts="2026-11-27T09:12:00")
+    assert waiting_line("41", job, (3, 12)) == (
+        "job 41 waits: Priority (other jobs come first); number 3 of 12 that wait in gpu; "
+        "Slurm expects it to start at 2026-11-27T09:12:00"
+    )
+    assert "number" not in waiting_line("41", job)
+
+
+def test_of_a_suspended_job_the_last_known_state_is_told_at_once(layout, monkeypatch):
+    node = Host(name="n0", workdir="/w", python="", transport="srun", allocation="41")
+    write_record(layout.cluster, replace(CLUSTER, hosts=(node,)).to_json())
+    RunState(name="tiny", phase="running", supervisor=ProcessId(pid=4711, start_ticks=1)).save(layout)
+    monkeypatch.setattr(allocation, "find_job", lambda _job: SlurmJob(id="41", state="SUSPENDED"))
+    with open_run(layout.run_id, home=layout.root, deps=REAL) as run:
+        record = run.record()
+        assert (record.phase, record.suspended) == ("running", "41")
+        with pytest.raises(HostUnreachable, match=r"Slurm has suspended job 41"):
+            run.view().head.names(layout.folder)
+        with pytest.raises(HostUnreachable, match=r"cannot be told to stop: Slurm has suspended job 41") as raised:
+            stop(run)
+        assert "scancel 41" in raised.value.fix
+        with pytest.raises(UsageError, match=r"is suspended, not ended"):
+            resumable(run, REAL)
+
+
 def test_a_refused_requeue_becomes_another_job(layout, monkeypatch):
     waiting(layout, job="40")
 
@@ -239,7 +268,7 @@ def test_an_end_that_is_written_here_is_not_replaced_by_what_a_node_left(tmp_pat
         RunState(name="tiny", phase=phase).save(each)
     replace(CLUSTER, hosts=(node,)).save(layout.cluster)
     SlurmRecord(job="41", submitted="", cluster=CLUSTER).save(layout.slurm)
-    deps = replace(REAL, is_over=lambda _cluster: True)
+    deps = replace(REAL, standing=lambda _cluster: "over")
     with open_run(layout.run_id, home=layout.root, deps=deps) as run:
         assert run.record().phase == shown
     assert RunState.load(layout).phase == shown

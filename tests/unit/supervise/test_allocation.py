@@ -16,9 +16,9 @@ from gangline.supervise.allocation import (
     between_allocations,
     by_own_job,
     has_ended,
-    is_over,
     left_here,
     prepares,
+    standing,
 )
 from gangline.transport import slurm_commands
 from gangline.transport.slurm_commands import SlurmJob
@@ -48,28 +48,28 @@ def job(state):
 
 
 @pytest.mark.parametrize(
-    ("answer", "over"),
+    ("answer", "stands"),
     [
-        (None, True),
-        (job("CANCELLED"), True),
-        (job("TIMEOUT"), True),
-        (job("PENDING"), True),
-        (job("RUNNING"), False),
-        (job("SUSPENDED"), False),
-        (job("COMPLETING"), False),
-        (SILENT, False),
+        (None, "over"),
+        (job("CANCELLED"), "over"),
+        (job("TIMEOUT"), "over"),
+        (job("PENDING"), "over"),
+        (job("RUNNING"), "on"),
+        (job("SUSPENDED"), "suspended"),
+        (job("COMPLETING"), "on"),
+        (SILENT, "on"),
     ],
 )
-def test_an_allocation_is_over_when_slurm_says_so(says, answer, over):
+def test_an_allocation_stands_as_slurm_says(says, answer, stands):
     says(answer)
-    assert is_over(NODES) is over
+    assert standing(NODES) == stands
 
 
 def test_hosts_of_our_own_are_never_over(says):
     says(None)
     ours = Cluster(name="lan", hosts=(Host(name="pc1", workdir="/w", python=""),))
-    assert not is_over(ours)
-    assert not is_over(Cluster(name="campus", hosts=()))
+    assert standing(ours) == "on"
+    assert standing(Cluster(name="campus", hosts=())) == "on"
 
 
 def test_what_an_allocation_left_on_a_shared_disk_is_read_from_here(tmp_path):

@@ -51,12 +51,29 @@ def test_escape_sequences_of_slurm_reach_no_terminal():
 
 
 def test_jobs_are_read_from_squeue():
-    job = slurm_commands.read_job("41|PENDING|Priority||2026-11-27T01:02:03|41")
+    job = slurm_commands.read_job("41|PENDING|Priority||2026-11-27T01:02:03|gpu|41")
     assert (job.id, job.waits, job.active, job.nodes) == ("41", True, True, ())
     assert (job.reason, job.starts) == ("Priority", "2026-11-27T01:02:03")
-    job = slurm_commands.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03|42")
+    job = slurm_commands.read_job("42|RUNNING|None|n1,n2|2026-11-27T01:02:03|gpu|42")
     assert (job.waits, job.active, job.nodes, job.reason) == (False, True, ("n1", "n2"), "")
-    assert not slurm_commands.read_job("43|CANCELLED|None||N/A|43").active
+    assert not slurm_commands.read_job("43|CANCELLED|None||N/A|gpu|43").active
+
+
+def test_a_waiting_job_knows_its_place_in_its_partition(monkeypatch):
+    asked, queue = [], ["17_1", "17_2", "41", "50+0", "50+1"]
+
+    def answer(*words):
+        asked.append(words)
+        return "".join(f"{number}\n" for number in queue)
+
+    monkeypatch.setattr(slurm_commands, "slurm", answer)
+    job = slurm_commands.read_job("41|PENDING|Priority||N/A|gpu|41")
+    assert slurm_commands.place_in_queue(job) == (3, 4)
+    assert "--partition=gpu" in asked[0]
+    queue[:] = ["41"]  # the site shows one's own jobs alone
+    assert slurm_commands.place_in_queue(job) is None
+    queue[:] = ["17_1"]  # it has just begun
+    assert slurm_commands.place_in_queue(job) is None
 
 
 def test_several_jobs_are_asked_about_once(monkeypatch):
@@ -64,7 +81,7 @@ def test_several_jobs_are_asked_about_once(monkeypatch):
 
     def answer(*words):
         asked.append(words)
-        return "41|RUNNING|None|n1|N/A|41\n42|PENDING|Priority||N/A|42\n"
+        return "41|RUNNING|None|n1|N/A|gpu|41\n42|PENDING|Priority||N/A|gpu|42\n"
 
     monkeypatch.setattr(slurm_commands, "slurm", answer)
     with slurm_commands.asked_once({"41", "42", "43"}):
@@ -117,7 +134,7 @@ def test_a_job_that_slurm_has_forgotten_is_none(monkeypatch):
 
 def test_a_heterogeneous_job_has_the_nodes_of_all_its_components(monkeypatch):
     monkeypatch.setattr(
-        slurm_commands, "slurm", lambda *_words: "41+0|RUNNING|None|n0|N/A|41\n41+1|RUNNING|None|n1,n2|N/A|42\n"
+        slurm_commands, "slurm", lambda *_words: "41+0|RUNNING|None|n0|N/A|gpu|41\n41+1|RUNNING|None|n1,n2|N/A|gpu|42\n"
     )
     for number in ("41", "41+1"):
         job = slurm_commands.find_job(number)
