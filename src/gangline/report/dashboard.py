@@ -192,7 +192,10 @@ def _flow_words(words: Sequence[str], style: ShownStyle, look: Look) -> list[Sho
             row = f"  {word}"
         else:
             row = f"{row} {word}" if row else word
-    return [[(text, style)] for text in (*lines, row)]
+        while len(row) > look.width:  # a path, say
+            lines.append(row[: look.width])
+            row = row[look.width :]
+    return [[(text, style)] for text in (*lines, row) if text]
 
 
 def _gauge(name: str, percent: float | None, words: str, past: Sequence[float | None], look: Look) -> ShownLine:
@@ -459,9 +462,11 @@ def _ranks(run: WatchedRun, look: Look) -> list[ShownLine]:
     head = gap.join(name.ljust(width) for (name, _), width in zip(header, widths, strict=True))
     lines: list[ShownLine] = [*_section("ranks", look), [(head, "dim")]]
     for each, row in zip(ranks, rows, strict=True):
-        text = gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        text = gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        is_shown = header[-1][0] == "waits for" and len(text) <= look.width
+        text = text if is_shown or not each.waits_for else text.removesuffix(each.waits_for)
         lines.append([(text, "warn" if each.waits_for else "")])
-        if each.waits_for and "waits for" not in text_of([(head, "")]):
+        if each.waits_for and not is_shown:
             lines += _words(f"  waits for {each.waits_for}", "warn", look)
     if any(each.phase == "-" for each in ranks) and not run.record.ended:
         lines += _words(
