@@ -20,7 +20,7 @@ METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py
 	recipes.py spikes.py)
 USE := $(addprefix tests/train/test_,export.py generate.py notebook.py recorded_export.py)
 MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibrate.py closed_form.py scaling.py \
-	stragglers.py trace.py) tests/lab/test_bench.py tests/process/test_gpu_kit.py
+	prometheus_scrape.py stragglers.py trace.py) tests/lab/test_bench.py tests/process/test_gpu_kit.py
 APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(METHODS) $(USE) $(MEASURE))
 
 .DEFAULT_GOAL := help
