@@ -30,8 +30,9 @@ def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: 
     record = run.record()
     _require_started(run, record)
     try:
-        if not _may_run(run, record, deps) and not deps.unfinished(run.records, run.supervisor_host):
-            return False
+        is_over = not _may_run(run, record, deps) and not deps.unfinished(run.records, run.supervisor_host)
+        if is_over and (record.phase != "lost" or run.is_over):
+            return False  # of a lost run, nobody has written down the end yet
         deps.stop_run(run.records, "kill" if now else "stop", run.supervisor_host)
     except HostKeyRefused:
         raise

@@ -212,3 +212,12 @@ def test_without_its_keeper_the_host_agents_are_told_in_the_folders_of_the_attem
         "/home/pc2/runs/calm-otter-7/attempts/3/pc2",
     ]
     assert {part.attempt for part in told[0].hosts} == {3}
+
+
+def test_a_lost_run_of_which_nothing_is_alive_is_ended_so_that_it_can_be_resumed(world: World, run_id: str) -> None:
+    stands(world, run_id, "running", supervisor=gone())
+    world.alive = False
+    with open_run(run_id, home=world.home, deps=world.deps) as run:
+        assert run.record().phase == "lost"
+        assert stop(run, deps=world.deps)  # `gangline stop RUN && gangline resume RUN`, as `explain` says
+    assert world.said == ["order stop"]
