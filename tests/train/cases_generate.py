@@ -56,7 +56,7 @@ def own_template(folder, *, merged):
     export(run, part, Path(folder) / "out", merged=merged)
     asked = [{"role": "user", "content": "tea?"}]
     speakers = open_run(run, part), open_folder(Path(folder) / "out")
-    found = [speaker.tokenizer.decode(speaker._tokens(asked)[0]) for speaker in speakers]
+    found = [speaker.tokenizer.decode(speaker.prompt_tokens(asked)[0]) for speaker in speakers]
     config = Path(folder) / "out" / "generation_config.json"
     return found, json.loads(config.read_text())["eos_token_id"] if merged else None
 
@@ -100,7 +100,7 @@ def forms(folder, *, data_format, template, plain):
     base = model_folder(folder, template=template and TEMPLATE)
     tokenizer = open_folder(base).tokenizer
     speaker = generate_module._speaker(open_folder(base).model, tokenizer, data_format=data_format, plain=plain)
-    tokens = speaker._tokens([{"role": "user", "content": "tea?"}])
+    tokens = speaker.prompt_tokens([{"role": "user", "content": "tea?"}])
     return [speaker.form, tokenizer.decode(tokens[0])]
 
 

@@ -20,6 +20,7 @@ VERBS = {
     "inputs": ("gangline.worker.data.prepare", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
+    "serve": ("gangline.worker.serving.endpoint", "serve_main"),
     "scratch": ("gangline.worker.scratch", "scratch_main"),
     "bench-collective": ("gangline.worker.bench_collective", "bench_main"),
     "bench-scaling": ("gangline.worker.bench_scaling", "scaling_main"),

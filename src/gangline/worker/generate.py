@@ -11,7 +11,7 @@ import argparse
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ class Speaker:
         Ctrl-C ends the answer and raises Interrupted with what was said. Raises UsageError for a prompt that leaves
         no room for an answer.
         """
-        limit = self._limit()
+        limit = self.context
         tokens = self._fit(messages, sampling.max_tokens, limit)
         room = sampling.max_tokens if limit is None else max(1, min(sampling.max_tokens, limit - tokens.shape[1]))
         pad_token = self.tokenizer.pad_token_id
@@ -83,7 +83,7 @@ class Speaker:
                     streamer=streamer,
                     max_new_tokens=room,
                     pad_token_id=self.tokenizer.eos_token_id if pad_token is None else pad_token,
-                    eos_token_id=self._ends(),
+                    eos_token_id=self.ends(),
                     **drawing,
                 )
         except KeyboardInterrupt:
@@ -95,7 +95,7 @@ class Speaker:
         """The tokens of the conversation; the oldest turns are left out while the answer would have no room."""
         start = 0
         while True:
-            tokens = self._tokens(messages[start:])
+            tokens = self.prompt_tokens(messages[start:])
             if limit is None or tokens.shape[1] + min(max_tokens, limit // 4) <= limit:
                 return tokens.to(self.model.device)
             if start + 2 >= len(messages):
@@ -109,29 +109,43 @@ class Speaker:
             fix="shorten it",
         )
 
-    def _tokens(self, messages: Sequence[Message]) -> torch.Tensor:
+    def prompt_tokens(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> torch.Tensor:
+        """The tokens of a conversation that ask for the next answer: (1, tokens)."""
         if self.form == "chat":
             encoded = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=True,
+                return_tensors="pt",
+                return_dict=True,
             )
-            return encoded["input_ids"]
+            tokens: torch.Tensor = encoded["input_ids"]
+            return tokens
         text = messages[-1]["content"]
         if self.form != "plain" and (prompt := FORMATS[self.form].prompt) is not None:
             with FORMATS.guard(self.form):
                 text = prompt(text)
-        tokens = self.tokenizer(text, return_tensors="pt")["input_ids"]
+        return self.text_tokens(text)
+
+    def text_tokens(self, text: str) -> torch.Tensor:
+        """The tokens of a text that the model goes on with: (1, tokens)."""
+        tokens: torch.Tensor = self.tokenizer(text, return_tensors="pt")["input_ids"]
         # Some tokenizers end every text; a prompt that has ended has no answer.
         ended = tokens.shape[1] > 1 and tokens[0, -1] == self.tokenizer.eos_token_id
         return tokens[:, :-1] if ended else tokens
 
-    def _ends(self) -> list[int] | None:
+    def ends(self) -> list[int] | None:
         """Tokens after which an answer is over: the model's own, and in a chat the end of a turn."""
         known = self.model.generation_config.eos_token_id
         ends = [*(known if isinstance(known, list) else [known]), self.tokenizer.eos_token_id]
         ends += stop_ids(self.tokenizer) if self.form == "chat" else []
         return [*dict.fromkeys(each for each in ends if each is not None)] or None
 
-    def _limit(self) -> int | None:
+    @property
+    def context(self) -> int | None:
+        """The tokens of prompt and answer together that the model was made for."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -217,15 +231,23 @@ def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = Fals
         source, adapter = _base_of_adapter(folder), folder
     own = adapter is not None and (adapter / "tokenizer_config.json").is_file()  # of its own, with tokens or a template
     tokenizer = load_tokenizer(ModelJob(path=str(adapter)) if own else source)
-    with _loading(source.path, adapter):
+    with loading(source.path, adapter):
         model = AutoModelForCausalLM.from_pretrained(source.path, revision=source.revision or "main", dtype="auto")
         if own and len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)  # the adapter brings the new rows
         if adapter is not None:
             model = PeftModel.from_pretrained(model, adapter)
-    note = (adapter or folder) / NOTE_FILE
-    data_format = read_json(note).get("format", "text") if note.is_file() else "text"
-    return _speaker(model, tokenizer, data_format=data_format, plain=plain)
+    return _speaker(model, tokenizer, data_format=_format_of(adapter or folder), plain=plain)
+
+
+def form_of_folder(folder: Path, tokenizer: Any) -> str:
+    """The form of the prompts with which the model or adapter of a folder was trained; see `Speaker.form`."""
+    return _form(_format_of(folder), has_template=bool(tokenizer.chat_template))
+
+
+def _format_of(folder: Path) -> str:
+    note = folder / NOTE_FILE
+    return str(read_json(note).get("format", "text")) if note.is_file() else "text"
 
 
 def open_run(run: Path, part: Path, *, plain: bool = False) -> Speaker:
@@ -258,7 +280,8 @@ def _base_of_adapter(folder: Path) -> ModelJob:
 
 
 @contextmanager
-def _loading(model: str, adapter: Path | None) -> Iterator[None]:
+def loading(model: str, adapter: Path | None) -> Iterator[None]:
+    """Errors of a model that is read, raised as ModelError."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:

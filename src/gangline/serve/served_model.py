@@ -1,0 +1,165 @@
+"""A model as an endpoint in OpenAI's form: it runs where the model lies, on loopback only, for as long as a command.
+
+On this computer the worker ends when its stdin does; on another host it ends with the connection, and ssh forwards its
+port. The token goes over stdin: words of a command can be read by everybody on a host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangline.errors import GanglineError, RunFailed
+from gangline.provision.code import trainer_here
+from gangline.runs.cluster import Host
+from gangline.runs.files import json_object
+from gangline.serve.run_model import SavedPart
+from gangline.transport.terminal import LOOPBACK, forward
+from gangline.transport.transport import CommandResult, Transport
+
+SERVED_S = 30 * 86400.0
+END_S = 90.0
+"""A pass through the model that has begun is not interrupted."""
+
+
+_Said = queue.Queue[str | CommandResult | GanglineError]
+_Ready = tuple[int, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An endpoint that answers."""
+
+    url: str
+    token: str
+    models: tuple[str, ...]
+
+
+def serve_folder(folder: Path, options: Sequence[str], *, home: Path, on_ready: Callable[[Endpoint], None]) -> None:
+    """Serve the model or adapter of a folder of this computer until the command is interrupted.
+
+    Raises the worker's own error, RunFailed where it ends by itself.
+    """
+    _serve_here(trainer_here(home), ("serve", str(folder.absolute()), *options), on_ready)
+
+
+def serve_saved(saved: SavedPart, options: Sequence[str], *, on_ready: Callable[[Endpoint], None]) -> None:
+    """Serve the model of a checkpoint, on its host, until the command is interrupted; see `serve_folder`."""
+    host = saved.place.host
+    words = ("serve", "--run", str(saved.run_folder), "--checkpoint", str(saved.part), *options)
+    if host.transport == "local":
+        _serve_here(host, words, on_ready)
+    else:
+        _serve_there(host, saved.place.transport, words, on_ready)
+
+
+def _serve_here(host: Host, words: Sequence[str], on_ready: Callable[[Endpoint], None]) -> None:
+    token = secrets.token_urlsafe(24)
+    argv = host.argv("-m", "gangline.worker", *words)
+    # a session of its own: Ctrl-C is for this command, which then closes the worker's stdin
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **host.code_env},
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with suppress(BrokenPipeError):  # it has ended already, and its stdout says why
+            process.stdin.write(_first_line(token))
+            process.stdin.flush()
+        for line in process.stdout:
+            if (ready := _read(line.decode("utf-8", "replace"))) is not None:
+                on_ready(_endpoint(ready[0], token, ready[1]))
+        raise _ended(host, f"exit code {process.wait()}")
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(END_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    process.stdout.close()
+
+
+def _serve_there(host: Host, transport: Transport, words: Sequence[str], on_ready: Callable[[Endpoint], None]) -> None:
+    token = secrets.token_urlsafe(24)
+    said: _Said = queue.Queue()
+
+    def work() -> None:
+        argv = host.argv("-m", "gangline.worker", *words, "--stay")
+        try:
+            said.put(
+                transport.run(argv, stdin=_first_line(token), env=host.code_env, timeout_s=SERVED_S, on_line=said.put)
+            )
+        except GanglineError as error:
+            said.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    port, models = _await_ready(host, said)
+    with forward(host, port) as near:
+        on_ready(_endpoint(near, token, models))
+        _await_end(host, said)
+
+
+def _await_ready(host: Host, said: _Said) -> _Ready:
+    while True:
+        line = said.get()
+        if not isinstance(line, str):
+            raise _end_of(host, line)
+        if (ready := _read(line)) is not None:
+            return ready
+
+
+def _await_end(host: Host, said: _Said) -> None:
+    while isinstance(line := said.get(), str):
+        pass
+    raise _end_of(host, line)
+
+
+def _end_of(host: Host, result: CommandResult | GanglineError) -> GanglineError:
+    if isinstance(result, GanglineError):
+        return result
+    return _ended(host, "\n".join(result.stderr.splitlines()[-8:]) or f"exit code {result.returncode}")
+
+
+def _ended(host: Host, seen: str) -> GanglineError:
+    return RunFailed(
+        f"{host.name}: the endpoint has ended", seen=seen, fix="the lines above say why; out of memory leaves none"
+    )
+
+
+def _first_line(token: str) -> bytes:
+    return json.dumps({"token": token}).encode() + b"\n"
+
+
+def _read(line: str) -> _Ready | None:
+    """The port and the models that a line of the worker announces. Raises the error that it tells instead."""
+    record = json_object(line) or {}
+    if record.get("kind") == "error":
+        raise GanglineError.from_json({**record, "kind": record.get("error_kind")})
+    if record.get("kind") != "serving":
+        return None
+    return int(record["port"]), tuple(map(str, record["models"]))
+
+
+def _endpoint(port: int, token: str, models: tuple[str, ...]) -> Endpoint:
+    return Endpoint(url=f"http://{LOOPBACK}:{port}/v1", token=token, models=models)

@@ -1,0 +1,215 @@
+"""A served model, asked by OpenAI's own client."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gangline.worker.serving.engine import ENGINES
+from tests.train import cases_serving
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
+
+TOKEN = "served-to-friends-only"
+HELLO = [{"role": "user", "content": "tea?"}]
+
+
+@pytest.fixture(scope="module")
+def models(_session_zygote, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return _session_zygote.pool(1).run(cases_serving.make, folder=str(folder), template=True)[0]
+
+
+@pytest.fixture(scope="module")
+def worker(models):
+    base, adapter = models
+    argv = [sys.executable, "-m", "gangline.worker", "serve", base, "--name", "tiny", "--adapter", f"tuned={adapter}"]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.stdin.write(json.dumps({"token": TOKEN}) + "\n")
+    process.stdin.flush()
+    yield process, json.loads(process.stdout.readline())
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(30) == 0
+
+
+@pytest.fixture
+def client(worker):
+    _, said = worker
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{said['port']}/v1", api_key=TOKEN, max_retries=0) as found:
+        yield found
+
+
+def complete(client, prompt, *, model="tiny", **changes):
+    return client.completions.create(model=model, prompt=prompt, **{"temperature": 0, "max_tokens": 16, **changes})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_keeps_the_contract(engine, pool, tmp_path):
+    assert pool(1).run(cases_serving.contract, folder=str(tmp_path), engine=engine)[0] == {
+        "models": ["m"],
+        "begins without text": True,
+        "the same again": True,
+        "counted": True,
+        "too long": "UsageError",
+        "no prompt": "UsageError",
+        "full": "QueueFull",
+        "goes on after a cancelled answer": True,
+        "a cancelled answer ends": True,
+        "closing ends answers": ["RunFailed", "RunFailed"],
+        "closed": "RunFailed",
+    }
+
+
+def test_the_tokens_are_those_of_plain_transformers(client, models, pool):
+    prompts = [f"the {word} number {number}" for number in range(5) for word in ("tea", "cup", "otter", "sled")]
+    arguments = {"folder": models[0], "prompts": prompts, "num_tokens": 64}
+    expected = pool(1).run(cases_serving.plain_answers, **arguments)[0]
+    assert len(set(expected)) == 20
+    assert [complete(client, prompt, max_tokens=64).choices[0].text for prompt in prompts] == expected
+
+
+def test_adapters_answer_by_name_over_one_base_at_the_same_time(client, models, pool):
+    assert [model.id for model in client.models.list()] == ["tiny", "tuned"]
+    apart = {name: complete(client, "tea?", model=name, max_tokens=40).choices[0].text for name in ("tiny", "tuned")}
+    assert apart["tiny"] != apart["tuned"]
+    assert (
+        apart["tiny"]
+        == pool(1).run(cases_serving.plain_answers, folder=models[0], prompts=["tea?"], num_tokens=40)[0][0]
+    )
+    assert (
+        apart["tuned"]
+        == pool(1).run(cases_serving.plain_answers, folder=models[1], prompts=["tea?"], num_tokens=40)[0][0]
+    )
+    names = ["tiny", "tuned"] * 4
+    together = at_once(len(names), lambda i: complete(client, "tea?", model=names[i], max_tokens=40).choices[0].text)
+    assert together == [apart[name] for name in names]
+
+
+def at_once(number, do):
+    found = [None] * number
+
+    def work(index):
+        try:
+            found[index] = do(index)
+        except openai.OpenAIError as error:
+            found[index] = error
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    return found
+
+
+def test_200_requests_at_once_are_all_answered_as_one_alone_is(client):
+    expected = complete(client, "tea").choices[0].text
+    assert at_once(200, lambda _: complete(client, "tea").choices[0].text) == [expected] * 200
+
+
+def test_a_stream_has_the_text_of_the_whole_answer(client):
+    asked = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 20}
+    whole = client.chat.completions.create(**asked)
+    stream = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    parts = list(stream)
+    assert (
+        "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+        == whole.choices[0].message.content
+    )
+    assert parts[-1].usage == whole.usage
+    assert whole.usage.completion_tokens == 20
+
+
+def test_a_seed_repeats_an_answer(client):
+    first, again, other = (complete(client, "tea", temperature=1, seed=seed).choices[0].text for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_a_stop_text_ends_the_answer(client):
+    whole = complete(client, "tea", max_tokens=30).choices[0].text
+    stop = whole[5:7]
+    choice = complete(client, "tea", max_tokens=30, stop=[stop]).choices[0]
+    assert choice.text == whole[: whole.index(stop)]
+    assert choice.finish_reason == "stop"
+
+
+def test_clients_that_leave_make_place_for_others(client):
+    def leave(_):
+        stream = complete(client, "a", max_tokens=100, stream=True)
+        next(iter(stream))
+        stream.close()
+
+    assert at_once(8, leave) == [None] * 8
+
+    def hang_up(_):
+        with pytest.raises(openai.APITimeoutError):
+            complete(client.with_options(timeout=0.02), "a", max_tokens=100)
+
+    assert at_once(8, hang_up) == [None] * 8
+    assert complete(client, "tea", max_tokens=4).usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "code"),
+    [
+        ({"model": "nobody"}, openai.NotFoundError, "model_not_found"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, openai.BadRequestError, "context_length_exceeded"),
+        ({"n": 2}, openai.BadRequestError, None),
+        ({"tools": [{"type": "function", "function": {"name": "brew"}}]}, openai.BadRequestError, None),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(client, changes, error, code):
+    with pytest.raises(error) as caught:
+        client.chat.completions.create(**{"model": "tiny", "messages": HELLO, "max_tokens": 4, **changes})
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("key", ["served-to-friends-onlx", "x", "ü"])
+def test_a_wrong_token_sees_nothing(client, key):
+    ask = client.with_options(api_key="x", default_headers={"Authorization": f"Bearer {key}".encode()})
+    for call in (ask.models.list, lambda: complete(ask, "tea")):
+        with pytest.raises(openai.AuthenticationError) as caught:
+            call()
+        assert TOKEN not in str(caught.value)
+
+
+def test_only_this_computer_reaches_it(worker):
+    _, said = worker
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()]
+    mine = [row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{said['port']:04X}")]
+    assert mine == [f"0100007F:{said['port']:04X}"]  # 127.0.0.1 and no other address
+    with socket.socket() as outsider:
+        outsider.settimeout(5)
+        assert outsider.connect_ex(("127.0.0.2", said["port"])) != 0
+
+
+def test_the_token_is_in_no_word_of_a_command_and_in_no_environment(worker):
+    process, _ = worker
+    for name in ("cmdline", "environ"):
+        assert TOKEN.encode() not in Path(f"/proc/{process.pid}/{name}").read_bytes()
+
+
+def test_an_endpoint_ends_with_whoever_started_it_and_tells_open_streams(models):
+    argv = [sys.executable, "-m", "gangline.worker", "serve", models[0], "--name", "tiny"]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.stdin.write(json.dumps({"token": TOKEN}) + "\n")
+    process.stdin.flush()
+    port = json.loads(process.stdout.readline())["port"]
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=TOKEN, max_retries=0) as client:
+        stream = complete(client, "tea", max_tokens=100, stream=True)
+        next(iter(stream))
+        process.stdin.close()
+        process.stdout.close()
+        try:
+            said = [part.choices[0].finish_reason for part in stream]
+        except openai.APIError as error:
+            said = [str(error)]
+    assert "the endpoint is closing" in said[-1] or said[-1] == "length"
+    assert process.wait(30) == 0
