@@ -62,6 +62,11 @@ class WatchedHost:
         """A figure of the last sample."""
         return self.samples.rows[-1][2].get(name) if self.samples is not None and self.samples.rows else None
 
+    def names(self, begin: str, end: str = "") -> list[str]:
+        """Figures of the last sample whose names begin and end so."""
+        told = self.samples.rows[-1][2] if self.samples is not None and self.samples.rows else {}
+        return [name for name in told if name.startswith(begin) and name.endswith(end)]
+
     def past(self, name: str) -> list[float | None]:
         """A figure of the last samples, the oldest first."""
         rows = self.samples.rows[-SHOWN_SAMPLES:] if self.samples is not None else []
@@ -280,9 +285,7 @@ def _age(host: WatchedHost, now: float) -> str | None:
 
 def _rates(host: WatchedHost) -> list[ShownLine]:
     cells: list[ShownLine] = []
-    if host.samples is None:
-        return cells
-    names = [name for name in host.samples.names("net/", "/rx_bytes_per_s") if host.now(name) is not None]
+    names = host.names("net/", "/rx_bytes_per_s")
     others = [name for name in names if name != "net/lo/rx_bytes_per_s"] or names
     others.sort(key=lambda name: -((host.now(name) or 0) + (host.now(name.replace("/rx_", "/tx_")) or 0)))
     for name in others[:1]:
@@ -291,10 +294,9 @@ def _rates(host: WatchedHost) -> list[ShownLine]:
     read, written = host.now("disk/read_bytes_per_s"), host.now("disk/write_bytes_per_s")
     if read is not None or written is not None:
         cells.append(_rate("disk", "read", read, "write", written, form=lambda value: f"{format_bytes(value)}/s"))
-    pressures = host.samples.names("pressure/")
     cells += [
         [(f"waits for {name.split('/')[1].removesuffix('_percent')} {value:.0f} %", "warn")]
-        for name in pressures
+        for name in host.names("pressure/")
         if (value := host.now(name) or 0.0) >= 10.0
     ]
     return cells

@@ -1,6 +1,7 @@
 """`gangline top` as it is typed: on real terminals of three widths, and without one."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -62,7 +63,10 @@ class Tmux:
         self._argv = ["tmux", "-u", "-S", str(socket), "-f", "/dev/null"]
 
     def call(self, *words):
-        return subprocess.run([*self._argv, *words], check=True, capture_output=True, text=True, timeout=20).stdout
+        # readline, which pytest may load, puts LINES and COLUMNS where only a copied environment leaves them out
+        return subprocess.run(
+            [*self._argv, *words], env=dict(os.environ), check=True, capture_output=True, text=True, timeout=20
+        ).stdout
 
     def screen_with(self, wanted):
         """The screen once it has these words."""
