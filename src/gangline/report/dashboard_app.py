@@ -9,24 +9,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rich.segment import Segment
+from rich.style import Style
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
-from textual.content import Content
+from textual.geometry import Size
 from textual.screen import ModalScreen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
 from textual.widgets import Footer, Input, Static
 
 from gangline.errors import GanglineError
 from gangline.report.dashboard import Look, ShownLine, ShownStyle, WatchedState, ranks_of, screen
 from gangline.report.text_table import clean
 
-STYLES: dict[ShownStyle, str] = {
-    "": "",
-    "title": "bold",
-    "dim": "dim",
-    "good": "ansi_green",
-    "warn": "ansi_yellow",
-    "bad": "bold ansi_red",
+STYLES: dict[ShownStyle, Style] = {
+    "": Style(),
+    "title": Style(bold=True),
+    "dim": Style(dim=True),
+    "good": Style(color="green"),
+    "warn": Style(color="yellow"),
+    "bad": Style(color="red", bold=True),
 }
 """The terminal's own 16 colours; textual takes them off where NO_COLOR is set."""
 
@@ -51,7 +55,6 @@ class DashboardApp(App[str]):
 
     CSS = """
     Screen { layers: base; }
-    #dashboard { height: auto; }
     AskScreen, TextScreen { align: center middle; }
     .box { width: 90%; height: auto; max-height: 90%; border: round; padding: 0 1; background: $surface; }
     """
@@ -82,9 +85,8 @@ class DashboardApp(App[str]):
         self._looking = False
 
     def compose(self) -> ComposeResult:
-        """One column that scrolls, above the keys."""
-        with VerticalScroll():
-            yield Static(id="dashboard")
+        """Lines that scroll, above the keys."""
+        yield ScreenLines()
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -129,9 +131,9 @@ class DashboardApp(App[str]):
         self._show()
 
     def _show(self) -> None:
-        for found in self.screen_stack[0].query("#dashboard").results(Static):
-            width = max(1, self.size.width - 2)
-            found.update(content_of(screen(self._seen, Look(width=width, plain=self._plain))))
+        look = Look(width=max(1, self.size.width - 2), plain=self._plain)
+        for shown in self.screen_stack[0].query(ScreenLines):
+            shown.show(screen(self._seen, look))
 
     # Keys.
 
@@ -199,11 +201,25 @@ class DashboardApp(App[str]):
         self.run_worker(run, thread=True, exit_on_error=False)
 
 
-def content_of(lines: Sequence[ShownLine]) -> Content:
-    """Lines as textual shows them; their text is no markup."""
-    return Content("\n").join(
-        Content.assemble(*((text, STYLES[style]) if style else text for text, style in line)) for line in lines
-    )
+class ScreenLines(ScrollView):
+    """Lines of which only those are drawn that are in sight: 50 hosts with 8 cards each have some 500."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[ShownLine] = []
+
+    def show(self, lines: list[ShownLine]) -> None:
+        """Draw these instead."""
+        self.lines = lines
+        self.virtual_size = Size(max(1, self.app.size.width - 2), len(lines))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """One line in sight; the text of hosts is no markup."""
+        place = y + self.scroll_offset.y
+        line = self.lines[place] if place < len(self.lines) else []
+        strip = Strip([Segment(text, STYLES[style]) for text, style in line])
+        return strip.adjust_cell_length(self.size.width, Style())
 
 
 def _range(ranks: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.report.dashboard import WatchedRun, WatchedState
+from gangline.report.dashboard import WatchedRun, WatchedState, text_of
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import ProcessId, RunState
 
@@ -14,7 +14,7 @@ pytest.importorskip("textual", reason="textual is not installed: pip install 'ga
 
 from textual.widgets import Static
 
-from gangline.report.dashboard_app import DashboardActions, DashboardApp, TextScreen
+from gangline.report.dashboard_app import DashboardActions, DashboardApp, ScreenLines, TextScreen
 
 
 class Desk:
@@ -64,7 +64,8 @@ class Desk:
 
 
 def texts(app):
-    return "\n".join(str(each.render()) for each in app.screen.query(Static))
+    lines = [text_of(line) for shown in app.screen.query(ScreenLines) for line in shown.lines]
+    return "\n".join([*lines, *(str(each.render()) for each in app.screen.query(Static))])
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200, 300])
