@@ -1,0 +1,97 @@
+"""An endpoint on another host: its port comes here, its own errors too, and its end is told. The worker is a script."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path, PurePath
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gangline.errors import RunFailed, UsageError
+from gangline.runs.cluster import Host
+from gangline.serve import served_model
+from gangline.serve.served_model import Endpoint, serve_saved
+from gangline.transport.transport import CommandResult
+
+WORKER = """
+import json, os, sys
+token = json.loads(sys.stdin.readline())["token"]
+told = {"token": token, "words": sys.argv[1:], "in words": token in " ".join(sys.argv)}
+told["in environment"] = token in os.environ.values()
+open("told.json", "w").write(json.dumps(told))
+print("a library says something", flush=True)
+print(json.dumps(%s), flush=True)
+sys.stderr.write("Killed\\n")
+sys.exit(9)
+"""
+SERVING = {"kind": "serving", "port": 4711, "models": ["run", "base"]}
+REFUSED = {"kind": "error", "error_kind": "UsageError", "what": "no starlette", "seen": "", "fix": "install it"}
+
+
+class Away:
+    """A transport whose other host is a folder of this computer; its commands run as children."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, argv: tuple[str, ...], *, stdin: bytes, env: Any, timeout_s: float, on_line: Any) -> CommandResult:
+        done = subprocess.run(
+            [sys.executable, str(self.folder / "worker.py"), *argv[1:]],
+            input=stdin,
+            env=env,
+            cwd=self.folder,
+            capture_output=True,
+            check=False,
+            timeout=min(timeout_s, 60),
+        )
+        for line in done.stdout.decode().splitlines():
+            on_line(line)
+        text = done.stderr.decode()
+        return CommandResult(host="gpu02", argv=argv, returncode=done.returncode, stdout="", stderr=text)
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`serve.begin(said)` serves; `ready`: endpoints that became ready; `brought`: ports that were brought here."""
+    brought: list[int] = []
+
+    @contextlib.contextmanager
+    def forward(_host: Host, port: int) -> Any:
+        brought.append(port)
+        yield 815
+
+    monkeypatch.setattr(served_model, "forward", forward)
+    ready: list[Endpoint] = []
+
+    def begin(said: dict[str, Any]) -> None:
+        (tmp_path / "worker.py").write_text(WORKER % repr(said))
+        host = Host(name="gpu02", workdir="/w", transport="ssh", python="python3")
+        place = SimpleNamespace(host=host, transport=Away(tmp_path))
+        saved: Any = SimpleNamespace(place=place, run_folder=PurePath("/w/run"), part=PurePath("/w/part"))
+        serve_saved(saved, ["--name=run"], on_ready=ready.append)
+
+    return SimpleNamespace(begin=begin, ready=ready, brought=brought, told=tmp_path / "told.json")
+
+
+def test_the_port_of_the_host_is_brought_here_and_its_end_is_told(serve: Any) -> None:
+    with pytest.raises(RunFailed, match=r"gpu02: the endpoint has ended") as caught:
+        serve.begin(SERVING)
+    assert "Killed" in caught.value.seen
+    assert serve.brought == [4711]
+    [endpoint] = serve.ready
+    assert (endpoint.url, endpoint.models) == ("http://127.0.0.1:815/v1", ("run", "base"))
+    told = json.loads(serve.told.read_text())
+    assert told["token"] == endpoint.token
+    assert (told["in words"], told["in environment"]) == (False, False)
+    assert "--stay" in told["words"], "ssh closes its stdin at once"
+
+
+def test_an_error_of_the_worker_is_told_as_it_was_there(serve: Any) -> None:
+    with pytest.raises(UsageError, match=r"no starlette"):
+        serve.begin(REFUSED)
+    assert serve.ready == serve.brought == []
