@@ -117,7 +117,7 @@ def screen(seen: WatchedState, look: Look) -> list[ShownLine]:
         lines += _host(host, seen.now, look)
     if seen.run is not None:
         lines += _ranks(seen.run, look) + _losses(seen.run, look) + _events(seen, seen.run, look)
-    return [_cut(line, look.width) for line in lines]
+    return [part for line in lines for part in _folded(line, look.width)]
 
 
 def text_of(line: ShownLine) -> str:
@@ -170,13 +170,17 @@ def _width(line: ShownLine) -> int:
     return sum(len(text) for text, _ in line)
 
 
-def _cut(line: ShownLine, width: int) -> ShownLine:
-    cut: ShownLine = []
+def _folded(line: ShownLine, width: int) -> list[ShownLine]:
+    """A line in as many as it needs: an age that does not fit is not cut."""
+    rows: list[ShownLine] = [[]]
     for text, style in line:
-        room = width - _width(cut)
-        if room > 0:
-            cut.append((clean(text)[:room], style))
-    return cut
+        rest = clean(text)
+        while len(rest) > (room := width - _width(rows[-1])):
+            rows[-1].append((rest[:room], style))
+            rest = rest[room:]
+            rows.append([])
+        rows[-1].append((rest, style))
+    return rows if text_of(rows[-1]) or len(rows) == 1 else rows[:-1]
 
 
 def _section(title: str, look: Look) -> list[ShownLine]:

@@ -141,6 +141,11 @@ def test_old_samples_have_their_age():
     ])))  # fmt: skip
 
 
+def test_an_age_is_whole_on_a_narrow_terminal():
+    shown = lines(WatchedState(now=NOW, hosts=[watched("pc2", samples(sample(200, 50)), heard=NOW - 200)]), 20)
+    assert "last heard 3 min 20 s ago" in "".join(shown)
+
+
 def test_a_host_without_samples_says_so_and_has_no_figure():
     shown = lines(WatchedState(now=NOW, hosts=[WatchedHost(name="pc9")]))
     assert shown[-1] == "pc9  no samples"
