@@ -19,6 +19,7 @@ VERBS = {
     "preview": ("gangline.worker.data.preview", "preview_main"),
     "inputs": ("gangline.worker.data.prepare", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
+    "gguf": ("gangline.worker.gguf", "gguf_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
     "serve": ("gangline.worker.serving.endpoint", "serve_main"),
     "scratch": ("gangline.worker.scratch", "scratch_main"),

@@ -33,7 +33,7 @@ def test_first_the_verbs():
     assert words("no-such-verb", "") == []
 
 
-@pytest.mark.parametrize("verb", ["attach", "logs", "stop", "resume", "export"])
+@pytest.mark.parametrize("verb", ["attach", "logs", "stop", "resume"])
 def test_runs_come_newest_first_with_their_phase(verb):
     assert candidates([verb, ""])[:2] == ["bold-deer-3\tjob running", "calm-otter-7\tjob running"]
     assert words(verb, "c") == ["calm-otter-7"]
@@ -46,6 +46,7 @@ def test_a_damaged_run_is_offered_too(home):
 
 def test_a_run_or_a_file_or_a_finding():
     assert words("chat", "c") == ["calm-otter-7", FILES]
+    assert words("export", "c") == ["calm-otter-7", FILES]
     assert "E-SW-01" in words("explain", "E-SW")
 
 

@@ -1,0 +1,52 @@
+"""A model for llama.cpp and Ollama: how its tokenizer is called there, and its template in Ollama's language.
+
+Conversion itself, and the faults that its check finds, are in benchmarks/gguf_files.py, which downloads llama.cpp.
+"""
+
+import pytest
+
+from tests.train import cases_gguf
+
+MARKED = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+TRIMMED = MARKED.replace("{{ m.content }}", "{{ m.content[1:] }}")
+NUMBERED = MARKED.replace("<|{{ m.role }}|>", "<|{{ m.role }} {{ loop.index }}|>")
+
+
+@pytest.fixture
+def run(pool, tmp_path):
+    return lambda case, **arguments: pool(1).run(case, folder=str(tmp_path), **arguments)[0]
+
+
+def test_a_pattern_has_llama_cpps_name_only_where_it_is_the_same_to_the_letter(run):
+    done = run(cases_gguf.names)
+    assert done["found"] == done["known"]
+    assert set(done["errors"]) == {"llama.cpp has no name for how this tokenizer cuts text"}
+
+
+def test_the_pattern_of_gpt2_is_known_as_the_library_writes_it(run):
+    assert run(cases_gguf.of_tokenizers) == "gpt-2"
+
+
+def test_a_template_with_text_around_each_message_is_written_for_ollama(run):
+    assert run(cases_gguf.template, text=MARKED) == (
+        "{{- range .Messages }}"
+        '{{ if eq .Role "user" }}<|user|>\n{{ .Content }}</s>\n'
+        '{{ else if eq .Role "system" }}<|system|>\n{{ .Content }}</s>\n'
+        '{{ else if eq .Role "assistant" }}<|assistant|>\n{{ .Content }}</s>\n'
+        "{{ end }}{{ end }}<|assistant|>\n"
+    )
+
+
+@pytest.mark.parametrize("text", [TRIMMED, NUMBERED, MARKED.replace("<|{", '"""{')])
+def test_another_template_is_refused_and_not_written_nearly_right(run, text):
+    done = run(cases_gguf.template, text=text)
+    assert done["what"] == "no Modelfile is written, for the chat template has no form in Ollama's language"
+
+
+def test_a_modelfile_names_the_file_and_where_answers_end(run):
+    lines = run(cases_gguf.modelfile, text=MARKED).splitlines()
+    assert lines[0] == "FROM ./model-f16.gguf"
+    assert lines[-1] == 'PARAMETER stop "</s>"'
