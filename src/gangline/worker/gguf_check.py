@@ -70,7 +70,9 @@ def check_file(path: Path, folder: Path, form: str) -> ConversionLoss:
 
     engine, tokenizer = check_text(path, folder), AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    lost = _compare(engine, model, [tokenizer.encode(text)[: POSITIONS + 1] for text in TEXTS])
+    # llama.cpp wants room for one more token than it is given
+    positions = min(POSITIONS, getattr(model.config.get_text_config(), "max_position_embeddings", POSITIONS + 1) - 1)
+    lost = _compare(engine, model, [tokenizer.encode(text)[: positions + 1] for text in TEXTS])
     # written so that NaN fails, too
     if not lost.max_logit_difference <= TOLERANCE[form]:
         raise _wrong(
@@ -110,7 +112,11 @@ class LlamaServer:
                 found: dict[str, Any] = json.loads(answer.read())
         except (urllib.error.URLError, TimeoutError, ValueError) as error:
             raise RunFailed(
-                f"llama.cpp does not answer {verb}", seen=str(error)[:300], fix="free memory, and export again"
+                f"llama.cpp does not answer {verb}",
+                seen=error.read().decode(errors="replace")[:300]
+                if isinstance(error, urllib.error.HTTPError)
+                else str(error)[:300],
+                fix="export without --check; if that helps, report it: gangline report-bug",
             ) from error
         return found
 
