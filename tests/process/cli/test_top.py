@@ -79,6 +79,7 @@ class Tmux:
 
 @pytest.fixture
 def tmux(tmp_path):
+    pytest.importorskip("textual", reason="textual is not installed: pip install 'gangline[top]'")
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed")
     made = Tmux(tmp_path / "tmux")
@@ -88,7 +89,6 @@ def tmux(tmp_path):
 
 @pytest.mark.parametrize("columns", SIZES)
 def test_a_run_on_a_real_terminal_is_as_kept_and_q_leaves(environment, tmux, columns):
-    pytest.importorskip("textual", reason="textual is not installed: pip install 'gangline[top]'")
     run = install("ddp-finished", environment)
     ended_lately(environment, run)
     command = f"{sys.executable} -m gangline.cli.main top {run}; echo left with $?; sleep 60"
