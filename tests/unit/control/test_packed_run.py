@@ -30,6 +30,12 @@ def layout(tmp_path):
     return layout
 
 
+@pytest.fixture
+def without_program(monkeypatch):
+    """Packing gangline itself takes over a second; one test does."""
+    monkeypatch.setattr(packed_run, "source_files", lambda _packages: {})
+
+
 def a_job(tmp_path):
     model = tmp_path / "model"
     model.mkdir(exist_ok=True)
@@ -65,6 +71,7 @@ def test_the_archive_has_the_program_the_records_and_what_the_job_reads_here(tmp
     assert not any("nodes.txt" in name for name in found)
 
 
+@pytest.mark.usefixtures("without_program")
 def test_on_the_node_the_job_reads_what_was_brought(tmp_path, layout):
     a_job(tmp_path).save(layout.job)
     home = tmp_path / "node" / ".controller"
@@ -80,6 +87,7 @@ def test_on_the_node_the_job_reads_what_was_brought(tmp_path, layout):
     assert Job.load(there.job) == job
 
 
+@pytest.mark.usefixtures("without_program")
 def test_the_folder_of_a_command_is_brought_without_secrets(tmp_path, layout):
     project = tmp_path / "project"
     project.mkdir()
@@ -106,6 +114,7 @@ def test_the_script_is_not_requeued_by_slurm_and_needs_no_folder_of_the_login_ho
     assert text.splitlines()[-2:] == ["YXJjaGl2ZQ==", packed_run.END_OF_ARCHIVE]
 
 
+@pytest.mark.usefixtures("without_program")
 def test_a_run_that_slurm_would_refuse_as_too_large_is_refused_before(tmp_path, layout, monkeypatch):
     with pytest.raises(UsageError, match=r"too large for a batch script") as caught:
         script_lines(layout, ASKED, b"x" * packed_run.SCRIPT_BYTES)
