@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -68,6 +69,32 @@ def raising() -> Iterator[None]:
     finally:
         for number in caught:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def leaving_within(seconds: float) -> Iterator[None]:
+    """After a SIGHUP or SIGTERM in here this process ends in that time at the latest, whatever a library does with the
+    exception: for commands that only show something, and leave nothing to clean up.
+    """
+    before = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        timer = threading.Timer(seconds, os._exit, (128 + number,))
+        timer.daemon = True
+        timer.start()
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+
+    handled = [number for number, handler in before.items() if callable(handler)]
+    for number in handled:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in handled:
+            if signal.getsignal(number) is end:
+                signal.signal(number, before[number])
 
 
 def redirect_to_null(descriptors: list[int]) -> None:

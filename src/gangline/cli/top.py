@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from gangline.cli import signals
 from gangline.cli.options import AsJson, argument
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.context import REAL, cluster_file, default_home, load_cluster, reached
@@ -29,6 +30,8 @@ PLAIN_EVERY_S = 10.0
 """Without a terminal: time between two screens."""
 RATES_S = 1.0
 """A cluster is looked at twice before the first screen: rates are those since the look before."""
+LEAVE_S = 5.0
+"""For the screen to end once its terminal is closed."""
 ENDINGS = {".yaml", ".yml", ".json", ".txt"}
 
 
@@ -127,7 +130,8 @@ def _show(watch: RunWatch | ClusterWatch) -> str | None:
     if isinstance(watch, RunWatch):
         actions = DashboardActions(log=watch.log, stack=watch.stack, stop=lambda: _stop(watch), runs=_runs)
     app = DashboardApp(watch.look(), watch.look, actions=actions, interval_s=INTERVAL_S, plain=not speaks_braille())
-    chosen: str | None = app.run()
+    with signals.leaving_within(LEAVE_S):
+        chosen: str | None = app.run()
     if app.failure is not None:
         raise app.failure
     return chosen

@@ -88,7 +88,7 @@ class LlamaServer:
     """llama.cpp with one file. Raises RunFailed where it does not load."""
 
     def __init__(self, path: Path) -> None:
-        import xllamacpp  # type: ignore[import-not-found]
+        import xllamacpp
 
         self._token = secrets.token_urlsafe(24)
         params = xllamacpp.CommonParams()

@@ -1,5 +1,6 @@
 """`gangline top` as it is typed: on real terminals of three widths, and without one."""
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from gangline.report.host_samples import seconds_of
 from gangline.runs.state import iso
 from tests.recorded import install
+from tests.waiting import wait_until
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SIZES = {40: 60, 80: 45, 200: 40}
@@ -84,7 +86,8 @@ def tmux(tmp_path):
         pytest.skip("tmux is not installed")
     made = Tmux(tmp_path / "tmux")
     yield made
-    made.call("kill-server")
+    with contextlib.suppress(subprocess.CalledProcessError):  # a test has ended it
+        made.call("kill-server")
 
 
 @pytest.mark.parametrize("columns", SIZES)
@@ -99,6 +102,29 @@ def test_a_run_on_a_real_terminal_is_as_kept_and_q_leaves(environment, tmux, col
     assert "\n".join(rows).strip() + "\n" == (GOLDEN / f"top-{columns}.txt").read_text(encoding="utf-8")
     tmux.call("send-keys", "-t", "top", "q")
     assert "left with 0" in tmux.screen_with("left with")
+
+
+def test_it_ends_with_its_terminal(environment, tmux):
+    run = install("ddp-finished", environment)
+    tmux.call(
+        "new-session", "-d", "-s", "top", "-x", "80", "-y", "40", f"{sys.executable} -m gangline.cli.main top {run}"
+    )
+    tmux.screen_with(" quit")
+    words = f"gangline.cli.main top {run}"
+    assert processes_with(words, environment)
+    tmux.call("kill-server")
+    wait_until(lambda: not processes_with(words, environment), "it ends", timeout_s=20)
+
+
+def processes_with(words, home):
+    """Processes of this test's home with these words in their command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            told = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if words in told and str(home).encode() in (folder / "environ").read_bytes():
+                found.append(told)
+    return found
 
 
 def test_without_a_terminal_a_run_that_has_ended_is_one_plain_screen(environment):
