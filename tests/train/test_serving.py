@@ -101,7 +101,7 @@ def at_once(number, do):
         except openai.OpenAIError as error:
             found[index] = error
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(number)]
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(number)]
     for thread in threads:
         thread.start()
     for thread in threads:
