@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from gangline.context import Dependencies, Transports
+from gangline.control.start import require_unfinished
 from gangline.control.supervision import RunHandle, SupervisorRecord, request_here
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
@@ -91,12 +92,7 @@ def take_over(run: RunHandle, off: Sequence[str], *, console: Console, deps: Dep
 def last_heard(run: RunHandle) -> RunState:
     """The last state that this computer has; raises UsageError for a run that had finished by then."""
     state = RunState.load(run.layout)
-    if state.phase == "finished":
-        raise UsageError(
-            f"{run.layout.run_id} has finished",
-            seen="expected a run that was stopped, has failed, or has lost hosts",
-            fix=f"use it: gangline export {run.layout.run_id}",
-        )
+    require_unfinished(run.layout.run_id, state)
     return state
 
 

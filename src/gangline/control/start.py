@@ -373,13 +373,18 @@ def resumable(run: RunHandle, deps: Dependencies) -> RunState:
             seen=f"expected a run that has ended, found one that is {state.phase}",
             fix=f"follow it: gangline attach {name}, or end it first: gangline stop {name}",
         )
+    require_unfinished(name, state)
+    return state
+
+
+def require_unfinished(name: str, state: RunState) -> None:
+    """Raise UsageError for a run with nothing left to do."""
     if state.phase == "finished":
         raise UsageError(
             f"{name} has finished",
-            seen="expected a run that was stopped or has failed",
+            seen="expected a run that was stopped, has failed, or has lost hosts",
             fix=f"use it: gangline export {name}, or start a new run: gangline train",
         )
-    return state
 
 
 def next_state(ended: RunState) -> RunState:
