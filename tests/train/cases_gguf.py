@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from gangline.errors import GanglineError
-from gangline.worker.gguf import PATTERNS, ollama_template, pre_tokenizer, write_modelfile
+from gangline.worker.gguf import PATTERNS, ollama_template, pre_tokenizer, stop_line, write_modelfile
 from tests.train.tiny import write_tokenizer
 
 
@@ -51,3 +51,14 @@ def of_tokenizers(folder):
     """The name for a tokenizer that the library tokenizers wrote."""
     write_tokenizer(Path(folder))
     return pre_tokenizer(json.loads((Path(folder) / "tokenizer.json").read_text(encoding="utf-8")))
+
+
+def stops(folder, *, words):
+    """The line of each stop word, or why it has none."""
+    said = []
+    for word in words:
+        try:
+            said.append(stop_line(word))
+        except GanglineError as error:
+            said.append(error.seen)
+    return said

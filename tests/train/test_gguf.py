@@ -50,3 +50,10 @@ def test_a_modelfile_names_the_file_and_where_answers_end(run):
     lines = run(cases_gguf.modelfile, text=MARKED).splitlines()
     assert lines[0] == "FROM ./model-f16.gguf"
     assert lines[-1] == 'PARAMETER stop "</s>"'
+
+
+def test_stop_words_are_written_as_ollama_reads_them_or_refused(run):
+    plain, slashed, *refused = run(cases_gguf.stops, words=["<|im_end|>", r"\end", 'a"b', "a\nb", "a\u200bb"])
+    assert plain == 'PARAMETER stop "<|im_end|>"'
+    assert slashed == r'PARAMETER stop "\end"'  # nothing is escaped: Ollama takes off the quotes alone
+    assert all("cannot be written between quotes" in each for each in refused)

@@ -164,8 +164,22 @@ def write_modelfile(folder: Path, to: Path, name: str) -> None:
         lines.append(f'TEMPLATE """{ollama_template(tokenizer)}"""')
     stops = [str(tokenizer.added_tokens_decoder[number]) for number in stop_ids(tokenizer)]
     ends = dict.fromkeys([*stops, *filter(None, [tokenizer.eos_token])])
-    lines += [f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in ends]
+    lines += [stop_line(stop) for stop in ends]
     (to / "Modelfile").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def stop_line(stop: str) -> str:
+    """A line of a Modelfile that ends answers at this text. Raises ModelError for one that has no form there: Ollama
+    takes the text between the quotes as it is (`unquote` in its parser/parser.go).
+    """
+    if '"' in stop or "\n" in stop or not is_kept(stop):
+        raise _no_template(f"the stop word {stop!r} cannot be written between quotes")
+    return f'PARAMETER stop "{stop}"'
+
+
+def is_kept(text: str) -> bool:
+    """Whether Ollama keeps every character: its parser leaves out what is not printable."""
+    return all(each.isprintable() or each in "\t\r\n" for each in text)
 
 
 def ollama_template(tokenizer: Any) -> str:
@@ -197,6 +211,8 @@ def ollama_template(tokenizer: Any) -> str:
         for mark in ("{{", '"""')
     ):
         raise _no_template("its text has {{ or quotation marks of Ollama's own language")
+    if not is_kept("".join((*(part for pair in around.values() for part in pair), opening))):
+        raise _no_template("its text has characters that are not printable, which Ollama leaves out")
     cases = [
         f'{{{{ {"if" if not number else "else if"} eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}'
         for number, (role, (before, after)) in enumerate(around.items())
