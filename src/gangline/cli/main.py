@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("gangline.cli.logs", "print the logs of a run"),
     "explain": ("gangline.cli.explain", "say why a run failed and what to do; of any logs, too"),
     "top": ("gangline.cli.top", "show what every machine and every rank does now"),
+    "ui": ("gangline.cli.ui", "show all runs in the browser: curves, hosts, logs; stop, resume"),
     "summary": ("gangline.cli.summary", "write one page about a run, to send"),
     "diff": ("gangline.cli.diff", "compare two runs, and find where losses part"),
     "report-bug": ("gangline.cli.report_bug", "write one redacted archive of a run, to be sent with a report"),

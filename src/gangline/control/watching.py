@@ -17,7 +17,7 @@ from typing import Any
 
 from gangline.control.supervision import RunHandle, request_here
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable
-from gangline.inventory.facts import Inventory
+from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.gather import gather
 from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.launch.poll import HostPoller
@@ -90,8 +90,7 @@ class RunWatch:
         self._updates: Iterator[Update] | None = None
         self._poller = HostPoller(patience_s=PATIENCE_S)
         self._request: tuple[int, LaunchRequest] | None = None
-        inventory, gap = _inventory(run)
-        facts = {each.host: each for each in inventory.hosts} if inventory is not None else {}
+        facts, gap = facts_of(run)
         names = [host.name for host in run.cluster.hosts]
         self._looks = HostLooks({name: WatchedHost(name=name, facts=facts.get(name)) for name in names})
         self._tails = {
@@ -197,11 +196,13 @@ class RunWatch:
         return next((part for part in request.hosts if rank in part.ranks), None)
 
 
-def _inventory(run: RunHandle) -> tuple[Inventory | None, str]:
+def facts_of(run: RunHandle) -> tuple[dict[str, HostFacts], str]:
+    """What is known of its hosts, and why that cannot be read."""
     try:
-        return load_if_there(run.layout.inventory, Inventory), ""
+        inventory = load_if_there(run.layout.inventory, Inventory)
     except (GanglineError, OSError) as error:
-        return None, str(error).splitlines()[0]
+        return {}, str(error).splitlines()[0]
+    return {each.host: each for each in inventory.hosts} if inventory is not None else {}, ""
 
 
 def _findings(run: RunHandle) -> tuple[Mapping[str, Any], ...]:

@@ -1,0 +1,1 @@
+"""The page of `gangline ui`: what every run does, for a browser on this computer."""
