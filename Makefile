@@ -111,5 +111,5 @@ clean: ## remove .venv and the caches
 	@touch $@
 
 .venv/dev.stamp: .venv/train.stamp
-	$(BIN)/python -m pip install -c constraints.txt -e ".[train,deepspeed,optuna,top,serve,dev]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[train,deepspeed,optuna,top,serve,ui,dev]"
 	@touch $@

@@ -12,8 +12,8 @@ from typing import Any
 
 from gangline.control.listing import list_runs
 from gangline.errors import UsageError
-from gangline.page.documents import list_document, run_document, series_document
 from gangline.page.live_run import LiveRuns
+from gangline.page.page_documents import list_document, run_document, series_document
 from gangline.page.series import SeenBefore
 
 LIST_S = 2.0
@@ -22,7 +22,7 @@ _RUN = re.compile(r"/api/runs/([a-z]+-[a-z]+-[1-9][0-9]*)(?:/([a-z]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PageRequest:
     """A request that was let in."""
 
     path: str
@@ -52,7 +52,7 @@ class Answers:
         """Close the runs that are open."""
         self.runs.close()
 
-    def read(self, asked: Asked) -> dict[str, Any]:
+    def read(self, asked: PageRequest) -> dict[str, Any]:
         """What an address shows; raises UsageError where there is nothing."""
         if asked.path == "/api/runs":
             return self._list()
@@ -62,11 +62,11 @@ class Answers:
             raise _nothing(asked)
         return of_run(found[1], asked)
 
-    def order(self, asked: Asked) -> dict[str, Any]:
+    def order(self, asked: PageRequest) -> dict[str, Any]:
         """Do what was ordered; raises UsageError where there is nothing to order."""
         raise _nothing(asked)
 
-    def _of_run(self) -> Mapping[str, Callable[[str, Asked], dict[str, Any]]]:
+    def _of_run(self) -> Mapping[str, Callable[[str, PageRequest], dict[str, Any]]]:
         return {
             "": lambda run_id, _: run_document(self.runs.get(run_id)),
             "series": self._series,
@@ -79,7 +79,7 @@ class Answers:
                 self._listed = time.monotonic(), document
             return {**self._listed[1], "now": time.time()}
 
-    def _series(self, run_id: str, asked: Asked) -> dict[str, Any]:
+    def _series(self, run_id: str, asked: PageRequest) -> dict[str, Any]:
         numbers = [asked.number(name) for name in ("generation", "width", "count")]
         generation, width, count = numbers
         before = None
@@ -95,5 +95,5 @@ class Answers:
         )
 
 
-def _nothing(asked: Asked) -> UsageError:
+def _nothing(asked: PageRequest) -> UsageError:
     return UsageError("there is nothing at this address", seen=repr(asked.path[:80]), fix="begin at /")

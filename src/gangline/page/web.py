@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import GanglineError, UsageError
-from gangline.page.routes import Answers, Asked
+from gangline.page.routes import Answers, PageRequest
 
 LOOPBACK = "127.0.0.1"
 COOKIE = "gangline_ui"
@@ -95,10 +95,10 @@ def make_app(answers: Answers, keys: PageKeys) -> Any:
             if path in ASSETS:
                 return Response(_asset(path), media_type=ASSETS[path][1])
             _refuse_of_other_pages(request.headers)
-            asked = Asked(path=path, query=dict(request.query_params))
+            asked = PageRequest(path=path, query=dict(request.query_params))
             return JSONResponse(await run_in_threadpool(answers.read, asked))
         _require_own_page(request.headers, keys)
-        asked = Asked(path=path, query={}, body=_json(await _body(request.stream)))
+        asked = PageRequest(path=path, query={}, body=_json(await _body(request.stream)))
         return JSONResponse(await run_in_threadpool(answers.order, asked), status_code=202)
 
     async def page(request: Request) -> Response:

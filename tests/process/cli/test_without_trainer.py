@@ -49,6 +49,7 @@ REFUSES = {
     "run": (["run", "--", "train.py"], "E-SW-16"),
     "export-config": (["export-config", "hostfile", "--", "train.py"], "E-SW-16"),
     "chat": (["chat", "model", "--prompt", "hello"], "is not installed, which gangline's trainer needs"),
+    "ui": (["ui"], "cannot be imported, which gangline ui needs"),
     "serve": (["serve", "model"], "cannot be imported, which gangline serve needs"),
     "data": (["data", "job.yaml"], "this Python cannot look at tokens"),
     "demo": (["demo"], "is not installed, which gangline's trainer needs"),

@@ -13,6 +13,11 @@ export function figure(value, digits = 4) {
   return size >= 1000 ? Math.round(value).toLocaleString("en").replaceAll(",", " ") : String(Number(value.toPrecision(digits)));
 }
 
+export function seconds(value) {
+  if (value === null || value === undefined) return "-";
+  return value === 0 ? "0" : Math.abs(value) < 1 ? `${Number((value * 1000).toPrecision(3))} ms` : `${Number(value.toPrecision(3))} s`;
+}
+
 export function bytes(value) {
   if (value === null || value === undefined) return "-";
   let place = 0;
@@ -23,7 +28,7 @@ export function bytes(value) {
 function ticks(low, high, most) {
   const span = high - low || Math.abs(high) || 1;
   const rough = span / most, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough);
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
   return found;
@@ -69,7 +74,7 @@ export class Chart {
     this.key = document.createElement("ul");
     this.key.className = "key";
     this.figure.append(caption, this.canvas, ...(key ? [this.key] : []));
-    this.data = { x: [], lines: [], points: [], level: null };
+    this.data = { x: [], lines: [], points: [], levels: [] };
     this.listen();
     group.add(this);
   }
@@ -180,7 +185,7 @@ export class Chart {
     pen.lineWidth = 1;
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (const value of ticks(low, high, Math.max(2, height / 55))) {
+    for (const value of ticks(low, high, Math.max(2, height / 42))) {
       pen.beginPath(); pen.moveTo(LEFT, Math.round(py(value)) + .5); pen.lineTo(box.width - RIGHT, Math.round(py(value)) + .5); pen.stroke();
       pen.fillText(this.form(value), LEFT - 6, py(value));
     }

@@ -1,12 +1,12 @@
 // The page of gangline ui: an address behind # names a view; a view asks every two seconds for what is new.
 // All text of runs and hosts goes into the page as text (textContent), never as markup.
 
-import { Chart, Group, bytes, colour, figure } from "./charts.js";
+import { Chart, Group, bytes, colour, figure, seconds } from "./charts.js";
 
 const AGAIN_MS = 2000, LIST_MS = 4000;
 const PHASES = { running: "good", finished: "good", failed: "bad", lost: "bad", unknown: "bad", stopped: "warn" };
 const STEPS = [["loss", "Loss per trained token"], ["learning_rate", "Learning rate"], ["grad_norm", "Norm of the gradient"],
-  ["tokens_per_s", "Tokens per second"], ["step_s", "Seconds per step"], ["mfu", "Part of the peak FLOPs used (MFU)"]];
+  ["tokens_per_s", "Tokens per second"], ["step_s", "Time of a step"], ["mfu", "Part of the peak FLOPs used (MFU)"]];
 const PART_NAMES = { compute_s: "computes", data_s: "reads data", waits_s: "waits for slower ranks", network_s: "network", rest_s: "rest" };
 const main = document.getElementById("content");
 
@@ -224,7 +224,7 @@ function curves(place, id) {
     onZoom: (one, other) => part.zoom(...(one === null ? [null, null] : [stepAt(seen, one, part.axis), stepAt(seen, other, part.axis)])),
     label: (value) => part.axis === "step" ? `step ${figure(Math.round(value))}` : clock(value),
   });
-  const charts = Object.fromEntries(STEPS.map(([name, title]) => [name, new Chart(group, { title, zero: ["tokens_per_s", "step_s", "mfu"].includes(name) })]));
+  const charts = Object.fromEntries(STEPS.map(([name, title]) => [name, new Chart(group, { title, zero: ["tokens_per_s", "step_s", "mfu"].includes(name), form: name === "step_s" ? seconds : figure })]));
   const grid = make("div", { class: "charts" }, ...Object.values(charts).map((chart) => chart.figure));
   const key = make("ul", { class: "key" }, ...[["--bad", "fault"], ["--warn", "slow, skipped or restarting"], ["--good", "over"]].map(([name, text]) => {
     const sign = make("i"); sign.style.background = `var(${name})`; return make("li", {}, sign, text);
@@ -259,7 +259,7 @@ function ranks(place, id) {
   const group = new Group({
     onZoom: (one, other) => part.zoom(...(one === null ? [null, null] : [Math.round(one), Math.round(other)])), label: (value) => `step ${figure(Math.round(value))}`,
   });
-  const time = new Chart(group, { title: "Where a step's time goes", stacked: true, tall: true, key: true, form: (value) => `${figure(value, 3)} s` });
+  const time = new Chart(group, { title: "Where a step's time goes", stacked: true, tall: true, key: true, form: seconds });
   const shares = new Chart(group, { title: "Micro-batches by rank", stacked: true, tall: true, key: true });
   const memory = new Chart(group, { title: "Memory by rank, and its plan", zero: true, tall: true, form: bytes });
   const note = make("p", { class: "faint" }), holder = make("div");
@@ -284,7 +284,7 @@ function ranks(place, id) {
         : [Math.max(...told.planned_bytes.filter((each) => each != null))].filter(Number.isFinite).map((value) => ({ name: "most planned", value, colour: css("--warn") }));
       memory.set({ x: told.step, lines: told.memory.map((mean, at) => ({ name: names[at], mean, colour: colour(at) })), levels: plan });
       holder.replaceChildren(table(["rank", "host", ...told.parts.map((name) => `#${PART_NAMES[name]}`), "#memory", "#planned"],
-        told.ranks.map((each, at) => [String(each.rank), each.host, ...told.means[at].map((value) => value === null ? "-" : `${figure(value, 3)} s`),
+        told.ranks.map((each, at) => [String(each.rank), each.host, ...told.means[at].map(seconds),
           bytes(told.memory[at].at(-1)), bytes(told.planned_bytes[at])]), { cards: true }));
     },
   };
