@@ -274,7 +274,7 @@ def test_a_port_that_is_taken_is_told(page, home):
 
 
 def test_the_screen_says_how_to_reach_it_and_ctrl_c_ends_it(page, home):
-    other = Page(home)
+    other = Page(home).log_in()  # it answers, so the screen is complete
     code, said = other.end()
     assert f"ssh -N -L {other.port}:127.0.0.1:{other.port} " in said
     assert code == 130
