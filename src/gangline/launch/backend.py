@@ -156,6 +156,9 @@ class JobLauncher:
     argv: tuple[str, ...]
     dialects: tuple[LauncherDialect, ...] = ()
     """The first one whose mark the program there prints is started in place of `argv`; (): `argv` is started."""
+    env: dict[str, str] = field(default_factory=dict)
+    """On top of that of the agent on the head. With `GANGLINE_LAUNCHER` among it, whatever has the same value there is
+    ended with the launcher: its children have sessions of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

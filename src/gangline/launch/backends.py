@@ -14,6 +14,7 @@ MODULES: Mapping[str, str] = {
     "direct": "gangline.launch.direct:DirectBackend",
     "mpiexec.hydra": "gangline.launch.mpirun:HydraBackend",
     "mpirun": "gangline.launch.mpirun:MpirunBackend",
+    "pdsh": "gangline.launch.pdsh:PdshBackend",
     "slurm": "gangline.launch.slurm:SlurmBackend",
 }
 """Name -> module:class. A module is imported once its backend is used."""

@@ -23,6 +23,8 @@ from gangline.transport.transport import AGENT, Transport, read_if_there
 OFFER = (AGENT, "foreground", "offer")
 LAUNCH = (AGENT, "foreground", "launch")
 AGENT_FILE = "agent.pyz"
+SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
+"""Options of the ssh of launchers that use it."""
 END_S = 30.0
 TAIL_BYTES = 2000
 
@@ -54,7 +56,8 @@ class JobLauncherBackend(AgentBackend):
             )
             try:
                 dialects = [asdict(each) for each in launcher.dialects]
-                asked_launcher = {"folder": launcher.folder, "argv": launcher.argv, "dialects": dialects}
+                asked_launcher = {name: getattr(launcher, name) for name in ("folder", "argv", "env")}
+                asked_launcher["dialects"] = dialects
                 run_starter(transports[launcher.host], LAUNCH, asked_launcher, self._unsaid, self._unsaid["fix"], END_S)
                 while not wait([offers], PAUSE_S * 4).done:
                     if failure := self._failure(launcher, transports[launcher.host]):
@@ -95,7 +98,8 @@ class JobLauncherBackend(AgentBackend):
         """See `Backend.stop`. It ends by itself with the last agent; one that does not is ended with `now`."""
         missed = super().stop(request, transports, now=now, **how)
         head = request.on({_of(request).host})
-        if now and not missed and head.hosts and super().poll(head, transports)[0].phase not in {"starting", "running"}:
+        missed_head = _of(request).host in missed
+        if now and not missed_head and head.hosts and super().poll(head, transports)[0].phase not in {"starting", "running"}:
             _end(_of(request), transports)
         return missed
 
@@ -111,6 +115,11 @@ class JobLauncherBackend(AgentBackend):
                     left.append(Leftover(host=launcher.host, kind="process", what=what))
         return left
 
+    def lost_host(self, launcher: JobLauncher, head: Transport) -> RunFailed | None:
+        """What a launcher that still runs says of a host that it cannot reach; None: it ends where it cannot."""
+        del launcher, head
+        return None
+
     def _call_off(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
         """Withdraw the requests that no agent has taken."""
         on_each(
@@ -118,13 +127,11 @@ class JobLauncherBackend(AgentBackend):
         )
 
     def _failure(self, launcher: JobLauncher, head: Transport) -> RunFailed | None:
-        """Why the launcher has ended; None while it runs."""
+        """Why the launcher has ended, or one of its hosts was lost; None while all is well."""
         record = read_record(head, PurePath(launcher.folder, "ended.json"))
         if record is None:
-            return None
-        code = int(record["returncode"])
-        data = read_if_there(head, PurePath(launcher.folder, "launcher.log")) or b""
-        log = data[-TAIL_BYTES:].decode(errors="replace").strip()
+            return self.lost_host(launcher, head)
+        code, log = int(record["returncode"]), read_log(launcher, head)[-TAIL_BYTES:].strip()
         if code < 0:
             how = f"was killed by signal {-code}"
             fix = f"find out who ended it on {launcher.host} (a batch system, the kernel for want of memory)"
@@ -149,6 +156,12 @@ class JobLauncherBackend(AgentBackend):
 def _of(request: LaunchRequest) -> JobLauncher:
     assert request.launcher is not None, "a request that this backend has rendered"
     return request.launcher
+
+
+def read_log(launcher: JobLauncher, head: Transport) -> str:
+    """What the launcher has printed."""
+    data = read_if_there(head, PurePath(launcher.folder, "launcher.log")) or b""
+    return data.decode(errors="replace")
 
 
 def _bring(agent: bytes, folder: str, transport: Transport) -> None:

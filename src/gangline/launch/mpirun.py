@@ -15,10 +15,9 @@ from typing import ClassVar
 
 from gangline.errors import UsageError
 from gangline.launch.backend import JobLauncher, LauncherDialect, LaunchRequest, Promises
-from gangline.launch.job_launcher import AGENT_FILE, JobLauncherBackend
+from gangline.launch.job_launcher import AGENT_FILE, SSH, JobLauncherBackend
 from gangline.runs.cluster import Cluster, Host
 
-SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 SSH_NOTICES = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 """A lost host ends its ssh within 40 s."""
 

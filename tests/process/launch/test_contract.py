@@ -11,7 +11,8 @@ import pytest
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import LaunchRequest
 from gangline.launch.direct import DirectBackend
-from gangline.launch.mpirun import HydraBackend, MpirunBackend, job_launcher
+from gangline.launch.mpirun import HydraBackend, MpirunBackend
+from gangline.launch.pdsh import PdshBackend
 from gangline.launch.program import Program
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
@@ -119,7 +120,7 @@ class MpirunGang(DirectGang):
             pytest.skip(f"no {program} on this computer")
         super().__init__(folder, modes, broken, has_warm_pool)
         self.backend = self.KIND()
-        launcher = job_launcher(cluster(folder), self.request, program)
+        launcher = self.backend.launcher(cluster(folder), self.request)
         self.request = dataclasses.replace(self.request, backend=self.backend.name, launcher=launcher)
 
     def close(self):
@@ -131,6 +132,12 @@ class HydraGang(MpirunGang):
     """The same, below the launcher of MPICH."""
 
     KIND = HydraBackend
+
+
+class PdshGang(MpirunGang):
+    """The same, below a pdsh that uses no ssh."""
+
+    KIND = PdshBackend
 
 
 class FakeGang:
@@ -171,7 +178,10 @@ class FakeGang:
         pass
 
 
-@pytest.fixture(params=[DirectGang, MpirunGang, HydraGang, FakeGang], ids=["direct", "mpirun", "mpiexec.hydra", "fake"])
+KINDS = {"direct": DirectGang, "mpirun": MpirunGang, "mpiexec.hydra": HydraGang, "pdsh": PdshGang, "fake": FakeGang}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def make(request, tmp_path):
     yield from making(request.param, tmp_path)
 

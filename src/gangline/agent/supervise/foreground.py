@@ -4,8 +4,8 @@
                          below, and return once the agent stands; as `host-agent`, it says on stdout why it does not
     foreground below FOLDER      what the launcher starts: be the agent of the part in that folder
     foreground step FOLDER       the same as a task of Slurm, which gives notice by SIGTERM before it ends a task
-    foreground launch    < {"folder", "argv", "dialects": [LauncherDialect, ...]}: start the launcher, in a session of
-                         its own, by the first dialect whose mark its --version prints; returns once it runs
+    foreground launch    < {"folder", "argv", "env", "dialects": [LauncherDialect, ...]}: start the launcher, in a
+                         session of its own, by the first dialect whose mark its --version prints; returns once it runs
     foreground end       < {"folder"}: end the launcher
 
 The request and its secrets go through a named pipe, so they are on no disk and in no command line. The process that
@@ -44,11 +44,14 @@ TICK_S = 0.05
 ENDINGS = ((0, 1.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """How a launcher is ended: the signals that it gets, and how long it has to leave after each. 0: by itself."""
 FOREIGN = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "PRTE_", "OPAL_", "SLURM_", "HYDRA_", "HYDI_", "MPI_", "MPIR_CVAR_CH3_")
+FOREIGN += ("PDSH_",)
 """Variables of launchers. Ranks must not see them: libraries would take them for their own rank and world size."""
 VERSION_S = 20.0
 """How long a launcher may take to print its version."""
-SITE = ("SLURM_CONF",)
-"""A variable of the site, without which its commands find nothing."""
+SITE = ("SLURM_CONF", "PDSH_MODULE_DIR")
+"""Variables of the site, without which its commands find nothing."""
+LAUNCHER_TAG = "GANGLINE_LAUNCHER"
+"""What a launcher starts on the head carries it, where it is not in the launcher's session."""
 REMOTE_SHELL = """#!/bin/sh
 ssh "$@"
 code=$?
@@ -208,6 +211,7 @@ def _run_launcher(folder: Path, asked: Dict[str, Any], ready: Ready) -> None:
     env = {name: value for name, value in os.environ.items() if name != TAG and not _is_foreign(name)}
     if os.geteuid() == 0:  # without both, OpenMPI refuses to run as root
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    env.update(asked.get("env") or {})
     argv, shell = asked["argv"], None
     try:
         if asked.get("dialects"):
@@ -227,12 +231,15 @@ def _run_launcher(folder: Path, asked: Dict[str, Any], ready: Ready) -> None:
     write_record(folder / "launcher.json", {"pid": process.pid, "start_ticks": process.start_ticks})
     ready()
     code = _code_of_ssh(child, Path(f"{shell}.failed"), folder) if shell else child.wait()
-    processes.end_all(lambda: [each for each in processes.every_process() if each.session == child.pid and _runs(each)])
+    mark = f"{LAUNCHER_TAG}={env[LAUNCHER_TAG]}" if LAUNCHER_TAG in env else None
+    processes.end_all(lambda: _started_by(child.pid, mark))
     write_record(folder / "ended.json", {"returncode": code})
 
 
-def _runs(process: processes.Process) -> bool:
-    return process.state not in "ZX"
+def _started_by(launcher: int, mark: Optional[str]) -> List[processes.Process]:
+    """What runs of a launcher that has ended: in its session, or with its mark."""
+    own = [each for each in processes.every_process() if each.session == launcher and each.state not in "ZX"]
+    return own + (processes.tagged(mark) if mark else [])
 
 
 def _code_of_ssh(child: "subprocess.Popen[bytes]", failed: Path, folder: Path) -> int:
