@@ -1,4 +1,4 @@
-"""Start a gang below an MPI launcher on three hosts, end it in some way at a random moment, and look at what is left.
+"""Start a gang below a launcher on three hosts, end it in some way at a random moment, and look at what is left.
 
     python -m benchmarks.launcher_cycles --backend mpiexec.hydra --out cycles.jsonl --cycles 50
     python -m benchmarks.launcher_cycles --backend mpiexec.hydra --out cycles.jsonl --cycles 50 --minutes 20   # go on
@@ -7,7 +7,7 @@ Hosts are namespaces with real sshd (tests/lab), the launcher is real; ranks are
 
     stop, kill      nothing: it is ordered to end
     launcher        kill -9 of the launcher on the head
-    daemon          kill -9 of the launcher's daemon on one host
+    daemon          kill -9 of the launcher's daemon on one host; of pdsh: of the sshd of its connection
     shell           kill -9 of every ssh that runs on the head
     agent           kill -9 of the host agent on one host
     supervisor      kill -9 of the supervisor on the user's computer, then of the launcher
@@ -33,6 +33,7 @@ from tests.lab.hosts import Lab
 KINDS = ("stop", "launcher", "daemon", "agent", "kill", "shell", "supervisor", "early")
 ORDERED = {"stop", "kill"}
 DAEMONS = {"mpirun": "orted", "mpiexec.hydra": "hydra_pmi_proxy"}
+BACKENDS = (*DAEMONS, "pdsh")
 LAB_S = 3600
 END_S = 120.0
 LEAVES_S = 60.0
@@ -83,7 +84,12 @@ class Cycle:
         self.lab.hosts[0].run(["kill", "-9", str(record["pid"])])
 
     def _daemon(self) -> None:
-        self.victim.run(["pkill", "-9", "-x", DAEMONS[self.backend]])
+        if self.backend in DAEMONS:
+            self.victim.run(["pkill", "-9", "-x", DAEMONS[self.backend]])
+            return
+        below = self.victim.check(["pgrep", "-f", "foreground below"]).split()[0]
+        parent = self.victim.check(["ps", "-o", "ppid=", "-p", below]).strip()
+        self.victim.run(["kill", "-9", parent])
 
     def _shell(self) -> None:
         if self.lab.hosts[0].run(["pkill", "-9", "-x", "ssh"]).returncode:  # OpenMPI's have ended after the start
@@ -101,7 +107,7 @@ class Cycle:
 def main() -> int:
     """Go on where the file ends."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--backend", choices=sorted(DAEMONS), required=True)
+    parser.add_argument("--backend", choices=sorted(BACKENDS), required=True)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; continued")
     parser.add_argument("--cycles", type=int, default=50, help="how many the file is to have")
     parser.add_argument("--minutes", type=float, default=600, help="begin none after so long")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,13 @@ def _check_source(checked: Checked[ClusterWords]) -> None:
         )
 
 
+NO_BACKENDS: Mapping[str, str] = {
+    "deepspeed": "write `pdsh`, which is what DeepSpeed's launcher starts its hosts by; a command for that launcher "
+    "works as it is: `gangline run -- deepspeed ... train.py`"
+}
+"""Launchers that are no backends (docs/decisions/0054), and what to do instead."""
+
+
 def _check_backend(checked: Checked[ClusterWords], backends: Table[Any] | None) -> None:
     name = _backend(checked.words)
     if backends is None or name in backends or checked.is_faulty("backend"):
@@ -120,7 +127,8 @@ def _check_backend(checked: Checked[ClusterWords], backends: Table[Any] | None) 
         ("backend",),
         seen=quote(name),
         expected=f"one of {listed(list(backends))}",
-        fix=f"did you mean {quote(close)}?" if close else "write one of them, or install the package that has it",
+        fix=NO_BACKENDS.get(name)
+        or (f"did you mean {quote(close)}?" if close else "write one of them, or install the package that has it"),
     )
 
 

@@ -98,9 +98,10 @@ class JobLauncherBackend(AgentBackend):
         """See `Backend.stop`. It ends by itself with the last agent; one that does not is ended with `now`."""
         missed = super().stop(request, transports, now=now, **how)
         head = request.on({_of(request).host})
-        missed_head = _of(request).host in missed
-        if now and not missed_head and head.hosts and super().poll(head, transports)[0].phase not in {"starting", "running"}:
-            _end(_of(request), transports)
+        if now and head.names and not set(head.names) & set(missed):
+            is_over = super().poll(head, transports)[0].phase not in {"starting", "running"}
+            if is_over:
+                _end(_of(request), transports)
         return missed
 
     def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:

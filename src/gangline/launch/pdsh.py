@@ -49,7 +49,8 @@ class PdshBackend(JobLauncherBackend):
         folder = str(PurePath(request.hosts[0].rank_files) / self.program)
         is_local = cluster.is_one_machine
         names = [host.name if is_local else host.address for host in hosts]
-        places = [_literal(word) for pair in zip(names, request.hosts, strict=True) for word in (pair[0], pair[1].folder)]
+        folders = [part.folder for part in request.hosts]
+        places = [_literal(word) for pair in zip(names, folders, strict=True) for word in pair]
         words = ["python3", "-c", PICK, "%h", *places]
         argv = ["pdsh", "-b", "-S", "-R", "exec" if is_local else "ssh", "-f", str(len(hosts))]
         if is_local:

@@ -9,6 +9,7 @@ import pytest
 
 from gangline.config.load import default_cluster, load_cluster
 from gangline.errors import SpecError
+from gangline.launch.backends import BACKENDS
 from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.runs.training_environment import FILE, TrainingEnvironment
 
@@ -297,6 +298,25 @@ def test_a_card_in_no_list_has_the_figures_that_its_owner_gives(tmp_path):
     assert host.env == {}
     cluster = load(tmp_path, text)
     assert Cluster.from_json(json.loads(json.dumps(cluster.to_json()))) == cluster
+
+
+# --- the backend
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("mpirn", 'did you mean "mpirun"?'),
+        ("deepspeed", "write `pdsh`, which is what DeepSpeed's launcher starts its hosts by"),
+        ("kubernetes", "or install the package that has it"),
+    ],
+)
+def test_a_backend_that_is_not_there_is_refused_with_what_to_write(tmp_path, name, fix):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"hosts: [{{name: my-pc, transport: local}}]\nbackend: {name}\n")
+    with pytest.raises(SpecError, match=r"expected one of") as caught:
+        load_cluster(path, home=tmp_path, backends=BACKENDS)
+    assert fix in str(caught.value)
 
 
 # --- a Slurm cluster in place of hosts

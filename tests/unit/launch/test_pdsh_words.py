@@ -32,7 +32,7 @@ def test_one_pdsh_starts_the_agent_of_each_host_with_the_user_of_each():
     made = launcher(over_ssh("10.0.0.1"), over_ssh("10.0.0.2", "ada@10.0.0.2"))
     assert (made.host, made.folder, made.dialects) == ("pc1", "/srv/run/pdsh", ())
     assert made.argv == (
-        *"pdsh -b -S -R ssh -f 2 -w 10.0.0.1,ada@10.0.0.2 exec python3 -c".split(), shlex.quote(PICK), "%h",
+        *["pdsh", "-b", "-S", "-R", "ssh", "-f", "2", "-w", "10.0.0.1,ada@10.0.0.2", "exec", "python3", "-c"], shlex.quote(PICK), "%h",
         "10.0.0.1", "/srv/pc1/a", "10.0.0.2", "/srv/pc2/a",
     )  # fmt: skip
     assert made.env == {
@@ -45,7 +45,7 @@ def test_one_pdsh_starts_the_agent_of_each_host_with_the_user_of_each():
 def test_on_one_computer_pdsh_uses_no_ssh():
     made = launcher({"transport": "local"}, {"transport": "local"})
     assert made.argv == (
-        *"pdsh -b -S -R exec -f 2 -w pc1,pc2 python3 -c".split(), PICK, "%h",
+        *["pdsh", "-b", "-S", "-R", "exec", "-f", "2", "-w", "pc1,pc2", "python3", "-c"], PICK, "%h",
         "pc1", "/srv/pc1/a", "pc2", "/srv/pc2/a",
     )  # fmt: skip
     assert made.env == {}

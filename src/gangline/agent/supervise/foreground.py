@@ -43,8 +43,10 @@ OFFER_S = 55.0
 TICK_S = 0.05
 ENDINGS = ((0, 1.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """How a launcher is ended: the signals that it gets, and how long it has to leave after each. 0: by itself."""
-FOREIGN = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "PRTE_", "OPAL_", "SLURM_", "HYDRA_", "HYDI_", "MPI_", "MPIR_CVAR_CH3_")
-FOREIGN += ("PDSH_",)
+FOREIGN = (
+    *("OMPI_", "PMIX_", "PMI_", "ORTE_", "PRTE_", "OPAL_", "SLURM_", "HYDRA_", "HYDI_", "MPI_", "MPIR_CVAR_CH3_"),
+    "PDSH_",
+)
 """Variables of launchers. Ranks must not see them: libraries would take them for their own rank and world size."""
 VERSION_S = 20.0
 """How long a launcher may take to print its version."""
