@@ -176,3 +176,30 @@ class FakeBackend:
             return self._before.get((host, part.attempt), HostStatus(host=host, phase="starting"))
         known = self.statuses.get(host) if part.attempt == current else None
         return known or HostStatus(host=host, phase="starting")
+
+
+class StandbyFakeBackend(FakeBackend):
+    """The same, where hosts can get ready beside an attempt: a test says when one is (`getting_ready`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.getting_ready: list[HostRequest] = []
+        """What was asked to stand by, in order."""
+        self.cannot: str | None = None
+        """The error of a host that is asked to."""
+
+    def stand_by(
+        self,
+        part: HostRequest,
+        transport: Transport,
+        *,
+        epoch: int = 1,
+        secrets: Mapping[str, str] | None = None,
+    ) -> HostRequest:
+        """See `StandbyBackend.stand_by`."""
+        del transport, secrets
+        self.epochs.append(epoch)
+        self.getting_ready.append(part)
+        if self.cannot is not None:
+            raise RunFailed(self.cannot, fix="this is a fake")
+        return part

@@ -109,6 +109,12 @@ def warm_pool(words):
         told.append(signum)
         child.send_signal(signum)
 
+    if (control / "standby").exists():
+        (control / f"ready-{os.environ['LOCAL_RANK']}").touch()
+        while not (control / "position-1.json").exists():
+            if (control / "leave").exists():
+                return 0
+            time.sleep(0.02)
     if words["alone"]:
         words = positioned(words, control / "position-1.json")
     while True:

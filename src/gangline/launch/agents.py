@@ -23,7 +23,7 @@ from gangline.runs.cluster import IN_ALLOCATION, Cluster
 from gangline.runs.gang import Gang
 from gangline.runs.record_versions import encode_record
 from gangline.transport.fanout import HostResult, fan_out
-from gangline.transport.ssh_options import NONSENSE
+from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import AGENT, Transport
 
 # Allocations of a batch system: only its own backend starts anything inside one.
@@ -232,6 +232,19 @@ def start_agent(
     run_starter(transport, argv or part.agent_argv, {"request": asdict(part), **asked}, UNSAID, log, START_TIMEOUT_S)
 
 
+def stand_by(part: HostRequest, transport: Transport, asked: Mapping[str, Any]) -> HostRequest:
+    """Have a host agent rest on a host that can take over a part like this one later, and import what its ranks need.
+
+    Returns at once; the part as it rests, whose `HostStatus.ready` says when it could begin. Raises RunFailed,
+    HostUnreachable.
+    """
+    log = f"its log, if there is one: {part.folder}/agent.log"
+    words = {"request": asdict(part), **asked}
+    result = run_starter(transport, (*part.agent_argv, "standby"), words, UNSAID, log, START_TIMEOUT_S)
+    with understood(part.host, "where its gangline agent waits"):
+        return replace(part, folder=str(json.loads(result.strip().splitlines()[-1])["folder"]))
+
+
 def run_starter(
     transport: Transport,
     argv: Sequence[str],
@@ -239,8 +252,8 @@ def run_starter(
     unsaid: Mapping[str, str],
     log: str,
     limit_s: float,
-) -> None:
-    """Run a command that returns once it has started something; raises RunFailed, HostUnreachable.
+) -> str:
+    """Run a command that returns once it has started something; what it prints. Raises RunFailed, HostUnreachable.
 
     unsaid: defaults of "what", "seen" and "fix" of its error. log: the fix where its answer is no error record.
     """
@@ -251,7 +264,7 @@ def run_starter(
         fix = "look at the load of that host, try again"
         raise HostUnreachable(f"{host}: {unsaid['what']}", seen=str(error), fix=fix) from error
     if result.returncode == 0:
-        return
+        return result.stdout
     try:
         record = json.loads(result.stdout.strip().splitlines()[-1])
         words = {name: str(record[name]) or default for name, default in unsaid.items()}

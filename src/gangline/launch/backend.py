@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from gangline.errors import RunFailed
 from gangline.launch.program import Program, StallWatch
@@ -322,6 +322,8 @@ class HostStatus:
     broken (the gang had failed elsewhere), unlaunched (the launcher above it, such as mpirun, has ended)."""
     rests: bool = False
     """Ended, and its host agent keeps the host's slots and a warm pool for the next attempt."""
+    ready: bool = False
+    """It rests, and its warm pool has imported what a rank needs."""
     failures: tuple[dict[str, Any], ...] = ()
     """Ranks that ended badly, in the order seen: rank, pid, time, ordered, error, exit, log, log_tail. While the host
     still runs, only those that left an error."""
@@ -423,6 +425,24 @@ class Backend(Protocol):
 
     def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
         """Leftovers on its hosts, found by looking there. The warm pool of an idle host agent is none."""
+        ...
+
+
+@runtime_checkable
+class StandbyBackend(Protocol):
+    """A backend that can have a host get ready for a later attempt while the others train."""
+
+    def stand_by(
+        self,
+        part: HostRequest,
+        transport: Transport,
+        *,
+        epoch: int = 1,
+        secrets: Mapping[str, str] | None = None,
+    ) -> HostRequest:
+        """Have a host agent rest there that can take over a part like this one, and returns at once; the part as it
+        rests. `HostStatus.ready` says when its processes have imported what a rank needs. Raises GanglineError.
+        """
         ...
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gangline.launch.agents import AgentBackend, Started, start_agent
-from gangline.launch.backend import LaunchRequest, Promises
+from gangline.launch.agents import AgentBackend, Started, stand_by, start_agent
+from gangline.launch.backend import HostRequest, LaunchRequest, Promises
 from gangline.transport.transport import Transport
 
 
@@ -25,3 +25,14 @@ class DirectBackend(AgentBackend):
         """
         for names in (request.names[:1], request.names[1:]):
             self.start_all(request.on(names), begun, lambda part: start_agent(part, transports[part.host], asked))
+
+    def stand_by(
+        self,
+        part: HostRequest,
+        transport: Transport,
+        *,
+        epoch: int = 1,
+        secrets: Mapping[str, str] | None = None,
+    ) -> HostRequest:
+        """See `StandbyBackend.stand_by`."""
+        return stand_by(part, transport, {"epoch": epoch, "secrets": dict(secrets or {})})

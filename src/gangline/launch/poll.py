@@ -120,6 +120,7 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
         record = read_record(transport, folder / AGENT_NAMES["EXIT"])
         if record is None:
             return replace(_running(part, said), phase="lost")
+    rests, ready = _rests(folder, transport)
     return HostStatus(
         host=part.host,
         phase="ended",
@@ -130,14 +131,18 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
         left_early=tuple(map(whole, record.get("left_early", ()))),
         console_tail=tuple(map(str, record["console_tail"])),
         epoch=_count(record.get("epoch")),
-        rests=_rests(folder, transport),
+        rests=rests,
+        ready=ready,
     )
 
 
-def _rests(folder: PurePath, transport: Transport) -> bool:
-    """Whether an idle host agent is there. The file is removed once its warm pool has ended or was taken over."""
+def _rests(folder: PurePath, transport: Transport) -> tuple[bool, bool]:
+    """Whether an idle host agent is there, and whether its warm pool is ready. The file is removed once that has ended
+    or was taken over.
+    """
     record = read_record(transport, folder / AGENT_NAMES["RESTING"])
-    return record is not None and process_runs(transport, record)
+    rests = record is not None and process_runs(transport, record)
+    return rests, rests and record.get("ready", True) is True
 
 
 def outlives_agent(part: HostRequest, transport: Transport) -> bool:

@@ -388,6 +388,8 @@ _NAMES = {
     "unreachable": "does not answer",
     "reachable": "answers again",
     "leaving": "leaves",
+    "preparing": "gets ready",
+    "not-ready": "does not get ready",
     "hanging": "stands still",
     "going on": "goes on",
     "returned": "training again",

@@ -54,7 +54,7 @@ FAULTS = frozenset(
     {
         *("straggler", "straggler-over", "memory-off", "save-failed", "step-skipped", "spike", "replicas-differ"),
         *("host-left-out", "unreachable", "reachable", "hanging", "standing", "going on", "leaving", "failing"),
-        *("restarting", "returned", "trouble", "trouble-over", "doubted", "failed"),
+        *("restarting", "returned", "trouble", "trouble-over", "doubted", "failed", "preparing", "not-ready"),
     }
 )
 """Events that tell of a fault, or of what was done about one."""

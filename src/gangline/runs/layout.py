@@ -8,6 +8,7 @@
   notify.secret  messages-<n>.json                                      where messages go, which are there (supervisor)
   attempts/<n>/
     request.json  gang.json  networks.json                              what was started, with which variables
+    standby.json                                                        hosts that got ready meanwhile (controller)
     base.json                                                           the attempt that `train` or `resume` started, if
                                                                         this one followed it by itself (controller)
     <host>/agent.json  <host>/exit.json  <host>/console.log             the host agent's record, torchrun's output
@@ -180,6 +181,8 @@ class RunLayout:
 
     request = attempt_file("request.json")
     """The programs that one attempt starts, host by host."""
+    standby = attempt_file("standby.json")
+    """The programs on hosts that got ready for a later attempt beside one attempt."""
     outcome = attempt_file("outcome.json")
     """How one attempt ended."""
     board = attempt_file("board.json")

@@ -10,16 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
+from gangline.launch.backend import HostRequest, HostStatus, StandbyBackend
+from gangline.launch.poll import look
 from gangline.runs.files import full_disk
 from gangline.runs.gang import Gang
 from gangline.runs.job import FailureJob
 from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import write_record
 from gangline.runs.state import AttemptOutcome, RunState, read_leave, read_order, write_leave, write_order
 from gangline.supervise.attempt_records import Superseded
 from gangline.supervise.clean import end_earlier
-from gangline.supervise.gang_control import SupervisedRun
+from gangline.supervise.gang_control import GangControl, SupervisedRun
 from gangline.supervise.lost_hosts import CutOff, LostHosts, Partition, Reaching, Recovery, find_partition
-from gangline.supervise.next_attempt import Base, failures_of, look_for_checkpoint, move_head, prepare
+from gangline.supervise.next_attempt import Base, failures_of, look_for_checkpoint, move_head, prepare, standby_part
+from gangline.supervise.standby import Standbys, Steps
 from gangline.supervise.supervisor import Ended, Supervisor
 from gangline.units import listed
 
@@ -158,10 +162,14 @@ class Attempts:
         """Hosts that were asked to leave, or left in good order."""
         self._lost = LostHosts(self._answers)
         self._reaching = Reaching(self._find_partition)
+        self._standbys: Standbys | None = None
+        """Hosts that are back get ready beside the run; None: they have nothing to get ready."""
         self._lost.lose(self._base.away if self._base else ())
         self._secrets: Mapping[str, str] = {}
         self._recovery: Recovery | None = None
         self._current = Supervisor(self._run, attempt, reason_to_yield=self._reason_to_yield)
+        if self._can_stand_by():
+            self._standbys = Standbys(Steps(begin=self._begin_standby, look=self._look_at, end=self._end_standby))
 
     def begin(self, secrets: Mapping[str, str] | None = None) -> None:
         """Start the gang, or find it running; raises what `Supervisor.begin` raises."""
@@ -178,6 +186,7 @@ class Attempts:
             why = self._go_on(ended)
             if why is not None:
                 ended = self._ended_by_user(self._current.ended or ended)
+                self._end_standbys()
                 self._current.close(ended, why=why if ended.outcome.result == "failed" else "")
                 return ended.outcome
 
@@ -255,6 +264,8 @@ class Attempts:
         current.gang.on(set(current.request.names) - set(request.names)).end_resting()  # these hosts have left the run
         self._report_restart(ended, chosen, step=choice.step, kept=kept)
         self._lost.lose(host for host in chosen.without if host not in self._left)
+        if self._standbys is not None:
+            self._standbys.forget(request.names)
         self._current = Supervisor(
             self._run, current.attempt + 1, transports=self._transports, reason_to_yield=self._reason_to_yield
         )
@@ -316,7 +327,9 @@ class Attempts:
         """Hosts of the run that do not answer now, and for how long."""
         statuses = self._current.gang.poll()
         now = [status.host for status in statuses if status.phase == "unreachable"]
-        gone = dict.fromkeys(self._lost.silent, self._failures.wait_s)
+        others = set(self._base.gang.hosts if self._base else ()) - self._left - {*now, *self._lost.hosts}
+        away = self._lost.hosts - set(self._to_join()) if others else self._lost.silent
+        gone = dict.fromkeys(away, self._failures.wait_s)
         return gone | {host: ended.silent_s.get(host, 0.0) + passed_s for host in now}
 
     def _is_ordered(self) -> bool:
@@ -345,10 +358,68 @@ class Attempts:
             self._left |= leave
             return f"{listed(sorted(leave))} {_verb(leave, 'leaves', 'leave')}, as ordered"
         self._lost.look()
-        back = self._lost.back() if self._failures.take_back else []
+        back = self._take_back() if self._failures.take_back else []
         if not back:
             return None
         return f"{listed(sorted(back))} {_verb(back, 'answers again and joins', 'answer again and join')}"
+
+    def _take_back(self) -> list[str]:
+        """Have the hosts that are back get ready; those that are."""
+        if self._standbys is not None:
+            before = dict(self._standbys.parts)
+            for event, details in self._standbys.look(self._lost.back()):
+                self._current.records.event(event, **details)
+            if self._standbys.parts != before:
+                parts = tuple(self._standbys.parts.values())
+                waiting = dataclasses.replace(self._current.request, hosts=parts, world_size=None, launcher=None)
+                write_record(self._layout.standby(self._current.attempt), waiting.to_json())
+        return self._to_join()
+
+    def _to_join(self) -> list[str]:
+        """Lost hosts that can take part in the next attempt without keeping the others waiting."""
+        back = self._lost.back()
+        if self._standbys is None:
+            return back
+        ready = self._standbys.ready()
+        return [host for host in back if host in ready]
+
+    def _can_stand_by(self) -> bool:
+        """Whether a host that is back has something to get ready, and may join."""
+        if self._base is None or not self._failures.take_back:
+            return False
+        has_warm_pool = any(part.warm_pool for part in self._current.request.hosts)
+        return has_warm_pool and isinstance(self._run.backend(self._base.cluster.backend), StandbyBackend)
+
+    def _begin_standby(self, host: str) -> HostRequest:
+        """Have a host that is back get ready, as a part of the next attempt. Called in the background."""
+        base, current = self._base, self._current
+        backend = self._run.backend(current.request.backend)
+        assert base is not None
+        assert isinstance(backend, StandbyBackend)
+        # It may still run processes from before it was lost, which hold its slots.
+        end_earlier(self._run, current.attempt, hosts=(host,), epoch=current.epoch)
+        names = {*current.request.names, host}
+        hosts = [name for name in base.gang.hosts if name in names]
+        part = standby_part(
+            self._layout, base, current.attempt, hosts=hosts, host=host, backend=self._run.backend(base.cluster.backend)
+        )
+        return backend.stand_by(part, self._transports[host], epoch=current.epoch, secrets=self._secrets)
+
+    def _look_at(self, part: HostRequest) -> HostStatus:
+        return look(part, self._transports[part.host])
+
+    def _end_standby(self, part: HostRequest) -> None:
+        self._gang_of([part]).stop()
+
+    def _end_standbys(self) -> None:
+        """End what waits on hosts that have not joined; a host that does not answer ends it by itself."""
+        parts = self._standbys.end() if self._standbys is not None else []
+        if parts:
+            self._gang_of(parts).end_resting()
+
+    def _gang_of(self, parts: Sequence[HostRequest]) -> GangControl:
+        current = self._current.gang
+        return dataclasses.replace(current, request=dataclasses.replace(current.request, hosts=tuple(parts)))
 
     def _take_over_order(self) -> None:
         """Apply orders to the attempt before, which had ended already, to the current one."""

@@ -97,14 +97,15 @@ def end_without_supervisor(run: SupervisedRun) -> None:
 
 
 def _last_parts(layout: RunLayout, last: int) -> list[LaunchRequest]:
-    """The requests, newest first, with each host only in its last attempt: there its host agent may be idle."""
+    """The requests, newest first, with each host only where it was last: there its host agent may be idle."""
     found: list[LaunchRequest] = []
     seen: set[str] = set()
     for number in range(last, 0, -1):
-        request = load_if_there(layout.request(number), LaunchRequest)
-        if request is None:
-            continue
-        part = request.on(set(request.names) - seen)
-        seen.update(request.names)
-        found += [part] if part.hosts else []
+        for path in (layout.standby(number), layout.request(number)):
+            request = load_if_there(path, LaunchRequest)
+            if request is None:
+                continue
+            part = request.on(set(request.names) - seen)
+            seen.update(request.names)
+            found += [part] if part.hosts else []
     return found

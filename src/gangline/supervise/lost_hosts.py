@@ -35,6 +35,11 @@ class LostHosts:
         self._looked_at: dict[str, float] = {}
 
     @property
+    def hosts(self) -> set[str]:
+        """All of them."""
+        return set(self._since)
+
+    @property
     def silent(self) -> set[str]:
         """The lost hosts that are not back."""
         return set(self._since) - set(self.back())

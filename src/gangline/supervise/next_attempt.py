@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from gangline.launch.backend import Backend, LaunchRequest
+from gangline.launch.backend import Backend, HostRequest, LaunchRequest
 from gangline.launch.poll import free_port
 from gangline.launch.program import Again, Program
 from gangline.provision.checkpoint_sources import CheckpointHost, Places, bring, find_checkpoint, rejected_error
@@ -104,9 +104,7 @@ def prepare(
     transports = {name: place.transport for name, place in places.items()}
     chosen = [base.cluster.host(name) for name in gang.hosts]
     cluster = dataclasses.replace(base.cluster, hosts=tuple(chosen))
-    others = [host for host in base.cluster.hosts if host.name not in gang.hosts]
-    # The whole cluster decides whether all is one machine, and the threads of a rank, in every attempt alike.
-    seen = dataclasses.replace(base.cluster, hosts=(*chosen, *others))
+    seen = _seen(base, gang)
     place_gang(cluster, transports, gang)
     port = free_port(seen, transports[gang.hosts[0]])
     program = base.again.program if base.again is not None else Program(rest_s=REST_S, alone=True)
@@ -121,6 +119,26 @@ def prepare(
     }
     write_record(layout.base(number), said)
     return request
+
+
+def _seen(base: Base, gang: Gang) -> Cluster:
+    """All hosts, those of a gang first: they decide whether all is one machine, and how many threads a rank has."""
+    chosen = [base.cluster.host(name) for name in gang.hosts]
+    others = [host for host in base.cluster.hosts if host.name not in gang.hosts]
+    return dataclasses.replace(base.cluster, hosts=(*chosen, *others))
+
+
+def standby_part(
+    layout: RunLayout, base: Base, number: int, *, hosts: Sequence[str], host: str, backend: Backend
+) -> HostRequest:
+    """The part of a host that gets ready beside attempt `number`, for a later one on all of these hosts.
+
+    It is like the part that the host will have then, so that its processes can serve that one.
+    """
+    gang = _in_smaller(layout, base).on(hosts, attempt=number, resume_step=None)
+    program = Program(rest_s=REST_S, alone=True)
+    request = backend.render(_seen(base, gang), gang, port=0, networks=base.networks, program=program)
+    return next(part for part in request.hosts if part.host == host)
 
 
 def _lacking(gang: Gang, choice: CheckpointChoice, hosts: Sequence[str]) -> tuple[str, ...]:

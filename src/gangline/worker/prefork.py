@@ -9,6 +9,7 @@ and forks the rank. When the rank has ended, it tells the exit code and waits fo
     CONTROL/position-<k>.json            its position in its k-th attempt: {"words": ["train", JOB, GANG, ROOT],
                                      "ranks": [of this host, by local rank], "world_size": n,
                                      "meet": [address, port], "files": folder of rank-<r>.pid}
+    CONTROL/standby                  there is no first position yet: it imports, writes ready-<local rank>, and waits
     CONTROL/hold                     a rank that ends well does not end it, either
     CONTROL/leave                    it ends
     <files>/rank-<r>.exit.json       {"pid": of the rank, "code": its exit code, or minus the number of a signal}
@@ -53,11 +54,16 @@ def prefork_main(argv: list[str]) -> NoReturn:
     from gangline.worker.prefork import import_for, what_forbids_a_fork
 
     control, *words = argv
+    server = PreforkServer(Path(control), run=run_rank)
     position = first_position(Path(control), tuple(words))
-    position.take()
-    early(list(position.words[1:]))
-    import_for(Path(position.words[1]))
+    if position is not None:
+        position.take()
+        early(list(position.words[1:]))
+    import_for(Path(words[1]))
     obstacle = what_forbids_a_fork()
+    position = position or server.stand_by()
+    if position is None:
+        _end(0)
     if obstacle:
         with (position.files / f"rank-{position.rank}.log").open("a") as log:
             log.write(f"no prefork process for the next attempt: {obstacle}\n")
@@ -65,7 +71,7 @@ def prefork_main(argv: list[str]) -> NoReturn:
     # what lives for ever is kept out of every later collection, and its pages stay shared
     gc.collect()
     gc.freeze()
-    _end(PreforkServer(Path(control), run=run_rank).serve(position))
+    _end(server.serve(position))
 
 
 def run_rank(words: list[str]) -> int:
@@ -88,6 +94,11 @@ class PreforkServer:
         self._child: int | None = None
         """The rank, as long as nobody else can have its pid."""
         self._leaves = False
+
+    def stand_by(self) -> RankPosition | None:
+        """Say that it is ready, and wait for the first position; None where there will be none. SIGTERM ends it."""
+        (self._control / f"ready-{os.environ.get('LOCAL_RANK', '0')}").touch()
+        return self._wait_for(1)
 
     def serve(self, position: RankPosition) -> int:
         """Rank after rank, from this position on; the exit code of the last, as of a shell."""
@@ -204,10 +215,11 @@ class RankPosition:
         os.environ.update(self.environment)
 
 
-def first_position(control: Path, words: tuple[str, ...]) -> RankPosition:
-    """The host agent's word if there is one, else torchrun's."""
+def first_position(control: Path, words: tuple[str, ...]) -> RankPosition | None:
+    """The host agent's word if there is one, else torchrun's; None on standby: it is still to come."""
+    is_standby = (control / "standby").exists()
     told = read_position(control, 1)
-    if told is not None:
+    if told is not None or is_standby:
         return told
     _, _, gang, root = words
     described = Gang.load(Path(gang))

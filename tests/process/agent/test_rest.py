@@ -391,3 +391,63 @@ def test_it_takes_over_within_a_moment(hall):
     agent(["host-agent"], {"request": dataclasses.asdict(part), "epoch": 1})
     assert time.monotonic() - begun < 5  # a launcher that imports torch takes as long on a small computer
     assert agent_record(part)["pid"] == agent_record(hall.parts[0])["pid"]
+
+
+def stand_by(hall, *ranks, code=0, **options):
+    part = hall.part(*ranks, **options)
+    done = agent(["host-agent", "standby"], {"request": dataclasses.asdict(part), "epoch": 1, "secrets": {}})
+    assert done.returncode == code, done.stdout + done.stderr
+    return part, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_host_on_standby_has_no_rank_and_takes_over_a_part_with_what_it_has_ready(hall):
+    waiting, said = stand_by(hall, "0=orderly", "1=orderly", attempt=4)
+    assert said["folder"] == waiting.folder
+    wait_until(lambda: seen(waiting, hall.folder).ready, "it is ready")
+    assert [slot["run"] for slot in hall.slots()] == ["calm-otter-7"] * 2
+    assert not list(Path(waiting.rank_files).glob("rank-*"))
+    processes = [agent_record(waiting)[name] for name in ("pid", "torchrun_pid")]
+    assert left(waiting)["processes"] == []
+    part = hall.start("0=orderly", "1=orderly", attempt=5)
+    assert [agent_record(part)[name] for name in ("pid", "torchrun_pid")] == processes
+    assert (hall.is_resting(waiting), seen(part, hall.folder).phase) == (False, "running")
+    order(part, "stop")
+    assert (exit_record(part)["reason"], exit_record(part)["left"]) == ("stopped", 0)
+    wait_until(lambda: left(part)["processes"] == [], "nothing is left")
+    assert hall.slots() == [None, None]
+
+
+def test_who_asks_twice_gets_the_host_agent_that_waits_already(hall):
+    waiting, _ = stand_by(hall, "0=orderly", attempt=4)
+    agent_before = agent_record(waiting)["pid"]
+    _, said = stand_by(hall, "0=orderly", attempt=6)
+    assert said["folder"] == waiting.folder
+    assert agent_record(waiting)["pid"] == agent_before
+
+
+def test_one_that_waits_for_a_part_of_another_size_makes_room(hall):
+    waiting, _ = stand_by(hall, "0=orderly", attempt=4)
+    other, said = stand_by(hall, "0=orderly", "1=orderly", attempt=6)
+    assert said["folder"] == other.folder
+    assert not is_running(agent_record(waiting)["pid"])
+    wait_until(lambda: seen(other, hall.folder).ready, "the other one is ready")
+
+
+def test_a_host_on_standby_that_is_not_wanted_leaves_nothing(hall):
+    waiting, _ = stand_by(hall, "0=orderly", attempt=4)
+    host_agent = agent_record(waiting)["pid"]
+    order(waiting, "kill")
+    wait_until(lambda: not is_running(host_agent), "it leaves")
+    assert left(waiting)["processes"] == []
+    assert hall.slots() == [None]
+
+
+def test_one_that_cannot_import_says_why_and_may_be_asked_again(hall):
+    waiting, _ = stand_by(hall, "0=orderly", attempt=4, env={"PYTHONHOME": "/nowhere"})
+    wait_until(lambda: seen(waiting, hall.folder).console_tail, "it ends")
+    wait_until(lambda: not hall.is_resting(waiting), "nothing rests there")
+    assert seen(waiting, hall.folder).phase == "ended"
+    again, said = stand_by(hall, "0=orderly", attempt=4)
+    assert said["folder"] == again.folder
+    wait_until(lambda: seen(again, hall.folder).ready, "it is ready")
+    assert Path(again.folder + ".before", "console.log").exists()

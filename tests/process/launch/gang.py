@@ -117,6 +117,12 @@ def pass_on(number, _frame):
     told.append(number)
     child.send_signal(number)
 
+if has("standby"):
+    open(os.path.join(control, f"ready-{local}"), "w").close()
+    while not has("position-1.json"):
+        if has("leave"):
+            sys.exit(0)
+        time.sleep(0.02)
 if has("position-1.json"):
     sit()
 ticks = int(open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[19])

@@ -20,18 +20,19 @@ from gangline.runs.job import DataJob, FailureJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import describe_part
 from gangline.runs.record_versions import load_record
-from gangline.runs.state import AttemptOutcome, RunState, write_leave, write_order
+from gangline.runs.state import AttemptOutcome, ProcessId, RunState, write_leave, write_order
 from gangline.supervise import attempts as attempts_module
 from gangline.supervise import lost_hosts as away_module
 from gangline.supervise import lost_hosts as reach_module
 from gangline.supervise import next_attempt
+from gangline.supervise import standby as standby_module
 from gangline.supervise import supervisor as loop_module
 from gangline.supervise.attempts import Attempts
 from gangline.supervise.gang_control import PollIntervals, SupervisedRun
 from gangline.supervise.lost_hosts import Partition
 from gangline.supervise.next_attempt import Base, failures_of
 from gangline.transport.local import LocalTransport
-from tests.fakes.backend import FakeBackend
+from tests.fakes.backend import FakeBackend, StandbyFakeBackend
 from tests.saved import read_events
 from tests.unit.supervise.runs import RUN_ID, create_run
 from tests.waiting import wait_until
@@ -83,10 +84,10 @@ class _Transport(LocalTransport):
 class Story:
     """A run on three hosts, and who looks after it in a thread."""
 
-    def __init__(self, folder, *, micro_batch=1, strategy="ddp", stages=(), **failures):
+    def __init__(self, folder, *, micro_batch=1, strategy="ddp", stages=(), backend=None, **failures):
         self.folder = folder
         self.hosts = Hosts(folder)
-        self.backend = FakeBackend()
+        self.backend = backend or FakeBackend()
         self.outcome = None
         self.failed = None
         cluster = self.hosts.cluster
@@ -513,6 +514,98 @@ def test_a_host_that_is_back_joins_again_in_good_order(story, monkeypatch):
     assert "pc2 answers again" in story.last("restarting")["what"]
     assert "yield" in story.backend.orders
     story.finish()
+
+
+def lose_and_return(tmp_path, monkeypatch, **settings):
+    """A run that goes on without pc2, which answers again and has nothing in memory."""
+    monkeypatch.setattr(away_module, "BACK_S", 0.05)
+    monkeypatch.setattr(away_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(standby_module, "LOOK_S", 0.01)
+    story = Story(tmp_path, backend=StandbyFakeBackend(), **settings)
+    story.hosts.save(39)
+    story.begin()
+    lose(story, "pc2")
+    story.joined(2)
+    story.hosts.off.clear()
+    story.backend.silent.clear()
+    return story
+
+
+def standing_by(story, number=1):
+    wait_until(lambda: len(story.backend.getting_ready) >= number or story.failed, "it was asked to get ready")
+    assert story.failed is None
+    return story.backend.getting_ready[-1]
+
+
+def say_ready(part, *, ready=True):
+    """What a host agent writes that waits there."""
+    folder = Path(part.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    me = ProcessId.current().to_json()
+    write_json(folder / "resting.json", {**me, "ready": ready, "holds": []})
+    ended = {"returncode": 0, "reason": "finished", "error": None, "failures": [], "console_tail": []}
+    write_json(folder / "exit.json", ended)
+
+
+def test_nobody_waits_for_a_host_that_is_back_until_it_is_ready(tmp_path, monkeypatch):
+    story = lose_and_return(tmp_path, monkeypatch)
+    part = standing_by(story)
+    assert (part.host, part.ranks, part.alone) == ("pc2", (1,), True)
+    say_ready(part, ready=False)
+    waited = story.backend.num_polls
+    wait_until(lambda: story.backend.num_polls > waited + 20, "the run goes on")
+    assert "yield" not in story.backend.orders
+    assert (story.gang().hosts, story.count("preparing")) == (("pc1", "pc3"), 1)
+    say_ready(part)
+    story.joined(3)
+    assert story.gang(3).hosts == NAMES
+    assert (story.count("leaving"), story.last("leaving")["what"]) == (1, "pc2 answers again and joins")
+    assert story.request().on({"pc2"}).hosts[0].ranks == part.ranks
+    assert len(story.backend.getting_ready) == 1
+    assert load_record(story.layout.standby(2), LaunchRequest).names == ("pc2",)
+    story.finish()
+
+
+def test_a_host_that_does_not_get_ready_is_told_of_once_and_tried_again_later_and_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(standby_module, "PAUSE_S", 0.02)
+    story = lose_and_return(tmp_path, monkeypatch)
+    story.backend.cannot = "pc2: no room on its disk"
+    standing_by(story, 4)
+    assert story.count("not-ready") == 1
+    assert story.last("not-ready")["what"] == (
+        "pc2 does not get ready, and the run goes on without it: pc2: no room on its disk"
+    )
+    assert (story.gang().hosts, story.state().phase) == (("pc1", "pc3"), "running")
+    assert "yield" not in story.backend.orders
+    story.backend.cannot = None
+    number = len(story.backend.getting_ready) + 1
+    say_ready(standing_by(story, number))
+    story.joined(3)
+    assert story.gang(3).hosts == NAMES
+    story.finish()
+
+
+def test_an_attempt_that_follows_meanwhile_does_not_wait_for_it_either(tmp_path, monkeypatch):
+    story = lose_and_return(tmp_path, monkeypatch)
+    part = standing_by(story)
+    say_ready(part, ready=False)
+    story.kill_rank("pc3")
+    story.joined(3)
+    assert story.gang(3).hosts == ("pc1", "pc3")
+    say_ready(part)
+    story.joined(4)
+    assert story.gang(4).hosts == NAMES
+    story.finish()
+
+
+def test_what_waits_on_a_host_ends_with_the_run(tmp_path, monkeypatch):
+    story = lose_and_return(tmp_path, monkeypatch)
+    say_ready(standing_by(story), ready=False)
+    wait_until(story.layout.standby(2).exists, "it is written down")
+    story.backend.statuses["pc2"] = replace(story.backend.statuses["pc2"], phase="ended", rests=True)
+    write_order(story.layout, "stop", attempt=2)
+    assert story.end().result == "stopped"
+    assert "kill" in story.backend.orders
 
 
 def test_a_host_may_be_asked_to_leave(story):

@@ -1,6 +1,7 @@
 """The host agent: owns what was started on one host for one attempt, and leaves nothing behind.
 
     host-agent          < {"request": HostRequest, "epoch": n, "secrets": {name: value}}: start; returns once it stands
+    host-agent standby  < the same: start without ranks, for a part of a later attempt; {"folder": where it rests}
     host-agent reap     < {"request": HostRequest}: end what a host agent that is gone has left
 
 It is detached (own session, no terminal), so that closing a laptop changes nothing. It ends ranks only on an order with
@@ -156,14 +157,23 @@ class HostAgent:
         """Holds the port where launchers or ranks meet, until one of them listens there."""
         self._look_at = float("-inf")
         """When it is looked next whether the run has a supervisor."""
+        self._is_standby = False
+        """It has had no ranks yet."""
+        self._is_ready = True
+        """A rank could be forked at once, and resting.json says so."""
+        self._have_stood = True
+        """All that it holds has been seen to run."""
 
-    def start(self, secrets: Dict[str, str]) -> None:
-        """Start the command, write agent.json and the first status; raises VerbFailed."""
+    def start(self, secrets: Dict[str, str], *, standby: bool = False) -> None:
+        """Start the command, write agent.json and the first status; raises VerbFailed. standby: without ranks."""
         processes.become_subreaper()
-        self._hold_port()
+        self._is_standby = standby
+        self._is_ready = self._have_stood = not standby
+        if not standby:
+            self._hold_port()
         try:
             if self._pool is not None:
-                self._pool.prepare(self.part.request)
+                self._pool.prepare(self.part.request, standby=standby)
         except OSError as error:
             raise VerbFailed("the gangline agent did not start", str(error)) from error
         self._secrets = secrets
@@ -192,8 +202,11 @@ class HostAgent:
         """Follow until nothing is left of what it owns: of its part, and of those that it takes over."""
         self._wake = Wake(signal.SIGCHLD)
         while True:
-            self._follow()
-            record = self._begin_rest()
+            if self._is_standby:
+                record: Optional[Dict[str, Any]] = self._begin_standby()
+            else:
+                self._follow()
+                record = self._begin_rest()
             if record is None:
                 return self._finish()
             if not self._rest():
@@ -204,7 +217,8 @@ class HostAgent:
         launcher = {"torchrun_pid": self.command.pid, "torchrun_start_ticks": self.command.start_ticks}
         identity = {"pid": me.pid, "start_ticks": me.start_ticks, "tag": self._folders[0]}
         self.part.stand(dict(identity, **launcher), slots=self._leases.slots)
-        start_sampler(self.part.request, slots=self._leases.slots)
+        if not self._is_standby:
+            start_sampler(self.part.request, slots=self._leases.slots)
 
     @property
     def _has_ended(self) -> bool:
@@ -263,6 +277,22 @@ class HostAgent:
         self.part.close(record)
         return record
 
+    def _begin_standby(self) -> Dict[str, Any]:
+        """Say that it rests, from its start on; raises OSError."""
+        record = self.part.record(None, exits={}, left=0)
+        warm_pool.begin(self.part.request, tag=self._folders[0], holds=[self.command], ready=False)
+        self.part.close(record)
+        return record
+
+    def _note_ready(self) -> None:
+        """Say once that ranks can be forked; on a full disk it is said later."""
+        if self._is_ready or self._pool is None or not self._pool.all_ready():
+            return
+        holds = [self.command, *processes.descendants(self.command.pid)]
+        with contextlib.suppress(OSError):
+            warm_pool.begin(self.part.request, tag=self._folders[0], holds=holds)
+            self._is_ready = True
+
     def _rest(self) -> bool:
         """Until the next part, of which it is the host agent from then on; False once nothing is to be held any
         more.
@@ -277,14 +307,21 @@ class HostAgent:
                 return self._take_over(dict(following["request"], env=self.part.request["env"]), following["epoch"])
             if now >= look_at:
                 look_at = now + STANDING_S
-                if not self._all_stand():
+                if not self._still_stand():
                     return False
+                self._note_ready()
             self._pause(REST_TICK_S)
             now = time.monotonic()
         return False
 
     def _all_stand(self) -> bool:
         return self._pool is not None and self._pool.all_stand(self.command)
+
+    def _still_stand(self) -> bool:
+        """Whether all that it holds runs; on standby it is waited for until it does."""
+        do_stand = self._all_stand()
+        self._have_stood = self._have_stood or do_stand
+        return do_stand or not self._have_stood
 
     def _take_over(self, request: Dict[str, Any], epoch: int) -> bool:
         """Go on as the host agent of this part; False where that cannot be, and then nothing has changed."""
@@ -293,6 +330,7 @@ class HostAgent:
         if self._pool is None or lock is None:
             return False
         warm_pool.end(self.part.folder)
+        self._is_standby, self._is_ready = False, True
         log_to(folder)
         self._leases.pass_on(request, tag=self._folders[0])
         self._folders.append(request["folder"])
@@ -307,6 +345,8 @@ class HostAgent:
 
     def _end_rest(self, record: Dict[str, Any]) -> None:
         """End all that was held ready, and say so."""
+        if self._is_standby and self._has_ended:  # by itself, and console.log says why
+            record = self.part.record(self.exits[self.command.pid], exits={}, left=0)
         if self._pool is not None:
             self._pool.leave()
         deadline = time.monotonic() + LEAVE_S
@@ -325,7 +365,22 @@ class HostAgent:
 
 def main(argv: List[str]) -> int:
     """Entry point; the exit code says whether the host agent runs."""
-    return answer(reap if argv == ["reap"] else begin)
+    verbs = {"reap": reap, "standby": stand_by}
+    return answer(verbs[argv[0]] if argv else begin)
+
+
+def stand_by(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Have a host agent rest on this host that can serve a part like that of a request; raises VerbFailed."""
+    request = asked["request"]
+    folder = warm_pool.keep(request)
+    if folder is None:
+        folder = Path(request["folder"])
+        try:
+            warm_pool.put_aside(folder)
+        except OSError as error:
+            raise VerbFailed("the gangline agent did not start", str(error)) from error
+        detach(folder, lambda ready: run(asked, ready, standby=True))
+    return {"kind": "result", "folder": str(folder)}
 
 
 def begin(asked: Dict[str, Any]) -> Dict[str, Any]:
@@ -336,8 +391,8 @@ def begin(asked: Dict[str, Any]) -> Dict[str, Any]:
     return {"kind": "result"}
 
 
-def run(asked: Dict[str, Any], ready: Ready, *, parent: Optional[int] = None) -> None:
-    """Be the host agent, to its end; raises VerbFailed if it cannot start. parent: see `HostAgent`."""
+def run(asked: Dict[str, Any], ready: Ready, *, parent: Optional[int] = None, standby: bool = False) -> None:
+    """Be the host agent, to its end; raises VerbFailed if it cannot start. parent, standby: see `HostAgent`."""
     request = asked["request"]
     try:
         leases = Leases()
@@ -348,7 +403,7 @@ def run(asked: Dict[str, Any], ready: Ready, *, parent: Optional[int] = None) ->
         host_agent = HostAgent(request, epoch=int(asked.get("epoch", 0)), leases=leases, parent=parent)
         # The machine shuts down: save and leave, as if ordered.
         signal.signal(signal.SIGTERM, lambda *_: setattr(host_agent, "signal_order", "stop"))
-        host_agent.start(asked.pop("secrets", {}))
+        host_agent.start(asked.pop("secrets", {}), standby=standby)
         ready()
         host_agent.watch()
     except VerbFailed:

@@ -2,9 +2,12 @@
 
 In the folder of the part that has ended:
 
-    resting.json  its host agent rests: who it is, what it holds ready, and which parts fit
+    resting.json  its host agent rests: who it is, what it holds, whether that is ready, and which parts fit
     next.json     a part that it is asked to take over; whoever wants to take that back removes the file first
     handed.json   the same, once it was taken; the host agent goes on in that part's folder
+
+A host agent on standby rests from its start: its part has had no ranks, and its processes import what a rank needs
+while the run goes on without this host.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -42,10 +46,12 @@ class PreforkedProcesses:
         self._num_ranks = num_ranks
         self._num_given = 0
 
-    def prepare(self, request: Mapping[str, Any]) -> None:
-        """Make the folder, before the launcher starts; raises OSError."""
+    def prepare(self, request: Mapping[str, Any], *, standby: bool = False) -> None:
+        """Make the folder, before the launcher starts; raises OSError. standby: there is no position yet."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if request.get("alone"):
+        if standby:
+            (self._folder / "standby").touch()
+        elif request.get("alone"):
             self.give(request)
         else:
             self._num_given = 1
@@ -84,6 +90,10 @@ class PreforkedProcesses:
         """Whether every one of them runs; costs a scan of /proc."""
         return _standing(launcher) >= {LOCAL_RANK + b"%d" % number for number in range(self._num_ranks)}
 
+    def all_ready(self) -> bool:
+        """Whether every one of those that were started on standby has imported what it needs."""
+        return all((self._folder / f"ready-{number}").exists() for number in range(self._num_ranks))
+
     def any_stands(self, launcher: processes.Process) -> bool:
         """Whether one of them runs; costs a scan of /proc."""
         return bool(_standing(launcher))
@@ -99,6 +109,8 @@ TAKE_S = 10.0
 END_S = 20.0
 """How long a host agent that rests may take to end all that it holds."""
 LOOK_S = 0.02
+BEFORE = ".before"
+"""Added to the name of the folder in which a host agent on standby has ended, when another one is started."""
 FITTING = ("host", "run_id", "slots", "leases", "env", "program", "devices", "cwd")
 """What two parts must have in common, for the same processes to serve both."""
 
@@ -108,13 +120,17 @@ def may_rest(request: Mapping[str, Any]) -> float:
     return float(request["warm_pool"]["rest_s"]) if has_warm_pool(request) else 0.0
 
 
-def begin(request: Mapping[str, Any], *, tag: str, holds: Iterable[processes.Process]) -> None:
-    """Say that this process rests with what it holds; raises OSError. tag: what its processes carry."""
+def begin(request: Mapping[str, Any], *, tag: str, holds: Iterable[processes.Process], ready: bool = True) -> None:
+    """Say that this process rests with what it holds; raises OSError. tag: what its processes carry.
+
+    ready: a rank could be forked at once.
+    """
     me = processes.this_process()
     record = {
         "pid": me.pid,
         "start_ticks": me.start_ticks,
         "since": time.time(),
+        "ready": ready,
         "tag": tag,
         "fits": _fingerprint(request),
         "holds": [[process.pid, process.start_ticks] for process in (me, *holds)],
@@ -185,10 +201,39 @@ def hand_over(request: Mapping[str, Any], *, epoch: int) -> bool:
     return was_taken
 
 
+def keep(request: Mapping[str, Any]) -> Optional[Path]:
+    """The folder in which a host agent rests that could serve a part like this one; None: there is none. Others of the
+    run that rest on this host are ended: their slots are needed.
+    """
+    kept: Optional[Path] = None
+    for resting in _all_resting(Path(request["folder"])):
+        host_agent = read_record(resting / RESTING)
+        if not host_agent:
+            continue
+        if kept is None and _fits(request, host_agent):
+            kept = resting
+        else:
+            _end_agent(request, resting, host_agent)
+    return kept
+
+
+def put_aside(folder: Path) -> None:
+    """Make room for another host agent in a folder whose last one has ended; of the earlier ones the last is kept.
+    Raises OSError.
+    """
+    if (folder / AGENT_RECORD).exists() and holding(folder) is None:
+        aside = folder.with_name(folder.name + BEFORE)
+        shutil.rmtree(str(aside), ignore_errors=True)
+        folder.rename(aside)
+
+
 def _resting(folder: Path) -> List[Path]:
     """Folders of this host's parts in other attempts in which somebody rests, or has rested until he was killed."""
-    found = (path.parent for path in sorted(folder.parent.parent.glob("*/{}/resting.json".format(folder.name))))
-    return [each for each in found if each != folder]
+    return [each for each in _all_resting(folder) if each != folder]
+
+
+def _all_resting(folder: Path) -> List[Path]:
+    return [path.parent for path in sorted(folder.parent.parent.glob("*/{}/resting.json".format(folder.name)))]
 
 
 def _fits(request: Mapping[str, Any], host_agent: Mapping[str, Any]) -> bool:
