@@ -172,7 +172,7 @@ def begin(layout: RunLayout, console: Console, deps: Dependencies) -> None:
     cluster, force = record.cluster, record.force
     if state.attempt > 1 or layout.request(1).exists():
         # what ran before has ended with its allocation, also where the job kept its number
-        over = replace(deps, standing=lambda _cluster: "over")
+        over = replace(deps, allocation_state=lambda _cluster: "over")
         with prepare_lock(layout), open_run(layout.run_id, home=layout.root, deps=over) as run:
             ended = resumable(run, deps)
             with starting(cluster, home=layout.root, console=console, deps=deps) as (cluster, context):

@@ -24,7 +24,7 @@ from gangline.runs.record_versions import load_record
 from gangline.runs.state import ProcessId, StopOrder
 from gangline.runs.training_environment import training_python
 from gangline.runs.typed_command import TypedCommand
-from gangline.supervise.allocation import Standing, prepares, standing
+from gangline.supervise.allocation import AllocationState, allocation_state, prepares
 from gangline.supervise.detached import (
     cannot_supervise,
     is_alive,
@@ -53,7 +53,7 @@ class Dependencies:
     unfinished: Callable[[RunLayout, Transport | None], tuple[str, ...]] = unfinished
     stop_run: Callable[[RunLayout, StopOrder, Transport | None], None] = stop_run
     leave_run: Callable[[RunLayout, Sequence[str], Transport | None], None] = leave_run
-    standing: Callable[[Cluster], Standing] = standing
+    allocation_state: Callable[[Cluster], AllocationState] = allocation_state
     prepares: Callable[[RunLayout, ProcessId], bool] = prepares
     free_port: Callable[..., int] = free_port
     ask_look: AskLook = ask_look

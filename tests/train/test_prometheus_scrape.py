@@ -109,6 +109,7 @@ def test_every_query_of_the_dashboard_finds_figures_of_a_run_that_trains(user, p
         server.close()
     ranks = {series["metric"].get("rank") for words in queries if "_rank_" in words for series in found[words]}
     assert ranks == {"0", "1"}
-    loss = float(found[f'gangline_train_loss{{run=~"{run}"}}'][0]["value"][1])
-    assert loss == pytest.approx(user.metrics("pc1", run)[0]["loss"], rel=0.8)
     user.gangline("stop", run)
+    loss = float(found[f'gangline_train_loss{{run=~"{run}"}}'][0]["value"][1])
+    written = [line["loss"] for line in user.metrics("pc1", run)]
+    assert min(abs(loss - each) for each in written) < 1e-6

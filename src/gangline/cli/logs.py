@@ -23,7 +23,7 @@ from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord, read_record
 from gangline.serve.tensorboard import show_tensorboard
-from gangline.supervise.allocation import SlurmRecord, left_here, standing
+from gangline.supervise.allocation import SlurmRecord, allocation_state, left_here
 from gangline.transport.transport import Transport
 
 POLL_S = 0.3
@@ -158,7 +158,7 @@ def _cluster(layout: RunLayout, attempt: int) -> Cluster:
     cluster = replace(cluster, hosts=hosts or cluster.hosts)
     state = read_record(layout).state
     has_ended = state is not None and state.phase in {"finished", "stopped", "failed"}  # its job may be leaving Slurm
-    return left_here(cluster, SlurmRecord.of(layout)) if has_ended or standing(cluster) == "over" else cluster
+    return left_here(cluster, SlurmRecord.of(layout)) if has_ended or allocation_state(cluster) == "over" else cluster
 
 
 def _show(run: RunHandle, lines: _Lines, *, follow: bool, stays: bool) -> None:

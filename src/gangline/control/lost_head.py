@@ -65,8 +65,9 @@ def take_over(run: RunHandle, off: Sequence[str], *, console: Console, deps: Dep
     """End what is left of a run whose supervisor's host is off, and make this computer the one that has its records;
     its last state.
 
-    off: hosts that are off. Raises RunFailed where one of them is on, or something of the run goes on; HostUnreachable
-    where another host does not answer. Nothing has been changed then.
+    off: hosts that are off. Raises RunFailed where one of them is on, and HostUnreachable where another host does not
+    answer, before anything is changed; RunFailed, too, where something of the run could not be ended: what was ended
+    stays so, and the records are as before.
     """
     layout, head = run.layout, str(run.supervisor.host)
     rest = [host for host in run.cluster.hosts if host.name not in off]

@@ -177,9 +177,9 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
     cluster = read_cluster(layout)
     record = SlurmRecord.of(layout)
     # while its job leaves Slurm, no step starts on its nodes any more
-    stands = deps.standing(cluster)
-    is_over = _has_ended(layout, cluster, record) or stands == "over"
-    is_suspended = stands == "suspended" and not is_over
+    allocation = deps.allocation_state(cluster)
+    is_over = _has_ended(layout, cluster, record) or allocation == "over"
+    is_suspended = allocation == "suspended" and not is_over
     cluster = left_here(cluster, record) if is_over else cluster
     supervisor = SupervisorRecord() if is_over else SupervisorRecord.load(layout)
     with _suspended(cluster) if is_suspended else reach(cluster, deps) as transports:

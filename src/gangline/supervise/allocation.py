@@ -60,10 +60,10 @@ class SlurmRecord(Record):
         return load_if_there(layout.slurm, SlurmRecord)
 
 
-Standing = Literal["on", "over", "suspended"]
+AllocationState = Literal["on", "over", "suspended"]
 
 
-def standing(cluster: Cluster) -> Standing:
+def allocation_state(cluster: Cluster) -> AllocationState:
     """Whether the allocation of a run's hosts has ended, or waits to be given again (`over`), or is suspended; `on` for
     other hosts, and where Slurm does not say.
     """

@@ -268,7 +268,7 @@ def test_an_end_that_is_written_here_is_not_replaced_by_what_a_node_left(tmp_pat
         RunState(name="tiny", phase=phase).save(each)
     replace(CLUSTER, hosts=(node,)).save(layout.cluster)
     SlurmRecord(job="41", submitted="", cluster=CLUSTER).save(layout.slurm)
-    deps = replace(REAL, standing=lambda _cluster: "over")
+    deps = replace(REAL, allocation_state=lambda _cluster: "over")
     with open_run(layout.run_id, home=layout.root, deps=deps) as run:
         assert run.record().phase == shown
     assert RunState.load(layout).phase == shown

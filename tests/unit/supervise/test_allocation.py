@@ -13,12 +13,12 @@ from gangline.runs.state import ProcessId, RunState
 from gangline.supervise import allocation
 from gangline.supervise.allocation import (
     SlurmRecord,
+    allocation_state,
     between_allocations,
     by_own_job,
     has_ended,
     left_here,
     prepares,
-    standing,
 )
 from gangline.transport import slurm_commands
 from gangline.transport.slurm_commands import SlurmJob
@@ -62,14 +62,14 @@ def job(state):
 )
 def test_an_allocation_stands_as_slurm_says(says, answer, stands):
     says(answer)
-    assert standing(NODES) == stands
+    assert allocation_state(NODES) == stands
 
 
 def test_hosts_of_our_own_are_never_over(says):
     says(None)
     ours = Cluster(name="lan", hosts=(Host(name="pc1", workdir="/w", python=""),))
-    assert standing(ours) == "on"
-    assert standing(Cluster(name="campus", hosts=())) == "on"
+    assert allocation_state(ours) == "on"
+    assert allocation_state(Cluster(name="campus", hosts=())) == "on"
 
 
 def test_what_an_allocation_left_on_a_shared_disk_is_read_from_here(tmp_path):
