@@ -3,11 +3,12 @@
 import json
 import re
 import sys
+import time
 
 import pytest
 
 from tests.lab.hosts import lab_folders
-from tests.lab.user import JOB, NewUser, make_model, processes_of_runs
+from tests.lab.user import JOB, PATIENCE_S, NewUser, make_model, processes_of_runs
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.slow]
 
@@ -18,11 +19,13 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def trained(lab, model):
+def trained(lab, model, request):
     """A run on three hosts, supervised by the first of them, with a step that every host has; user, lab, run."""
     made = lab(3, binds=lab_folders(), meshed=True, disk="8g", shm="2g")
     user = NewUser(made.user)
-    user.brings(model, job=JOB.replace("every_steps: 50", "every_steps: 10"))
+    steps = getattr(request, "param", 400)
+    job = JOB.replace("every_steps: 50", "every_steps: 10").replace("steps: 400", f"steps: {steps}")
+    user.brings(model, job=job)
     user.types("init", *(host.name for host in made.hosts), "--yes")
     text = user.desk.read("cluster.yaml").decode()
     user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text))
@@ -86,3 +89,35 @@ def test_a_host_that_is_off_beside_the_head_is_named(trained):
     user.awaits(run, lambda now: now["phase"] == "running" and (now["step"] or 0) > 0, "one host goes on")
     user.types("stop", run)
     assert processes_of_runs(last) == []
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("trained", [100_000], indirect=True)
+def test_a_head_that_was_only_cut_off_gives_up_when_it_is_back(trained):
+    """It had gone on alone: two versions of the run, until the others answer and their slots are in use."""
+    user, made, run = trained
+    head = made.hosts[0]
+    head.faults.unplug()
+    awaits(lambda: state_on(head, run)["attempt"] == 2, "the head goes on alone")
+    user.types("resume", run, "--without", "h0", "--detach")
+    before = user.awaits(run, lambda now: (now["step"] or 0) > 0, "the others go on")["step"]
+
+    head.faults.heal()
+    awaits(lambda: processes_of_runs(head) == [], "nothing is left on the old head")
+    assert state_on(head, run)["phase"] == "failed"
+    assert state_on(head, run)["error"]["fix"].startswith("another computer continued the run")
+    row = user.awaits(run, lambda now: now["step"] > before + 10, "the others were not disturbed")
+    assert (row["phase"], row["attempt"], row["silent"]) == ("running", 2, None)
+    user.types("stop", run)
+    assert [line for host in made.hosts for line in processes_of_runs(host)] == []
+
+
+def state_on(host, run):
+    return json.loads(host.read(f"gangline/runs/{run}/state.json"))
+
+
+def awaits(done, what, *, patience_s=PATIENCE_S):
+    deadline = time.monotonic() + patience_s
+    while not done():
+        assert time.monotonic() < deadline, what
+        time.sleep(1)

@@ -2,8 +2,8 @@
 
 The records that count lie on the supervisor's host. Where that is off, this computer knows what it last heard, and the
 other hosts know what runs there. Nothing may run twice, so the run is taken over only if every other host answers, none
-of them reaches a host that is said to be off, and nothing of the run is left on any of them. A higher epoch shuts out
-the old supervisor, should it still live somewhere that nobody reaches.
+of them reaches a host that is said to be off, and nothing of the run is left on any of them. A far higher epoch shuts
+out an old supervisor of the same attempt, and for one that has begun another the slots of these hosts are in use.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ END_S = 30.0
 """For ranks that have lost others: they save the last complete step if they can, and end."""
 CONNECT_S = 5.0
 CONNECT_TIMEOUT_S = 30.0
+EPOCHS_AHEAD = 1_000_000
+"""An old supervisor that nobody reaches raises its epoch by one with each attempt: it never gets this far."""
 REACHED = ("open", "refused")
 """How a connection to a machine goes that is on."""
 
@@ -78,7 +80,7 @@ def take_over(run: RunHandle, off: Sequence[str], *, console: Console, deps: Dep
     request = request_here(layout, last)
     present = request.on([host.name for host in rest])
     statuses = deps.backend(request.backend).poll(present, run.transports)
-    epoch = max(state.epoch, *(status.epoch or 0 for status in statuses)) + 1
+    epoch = max(state.epoch, *(status.epoch or 0 for status in statuses)) + EPOCHS_AHEAD
     console.report(f"{head} is off: ending what is left of attempt {last} on {listed(present.names)}")
     gang = GangControl(backend=deps.backend(request.backend), request=present, transports=run.transports, epoch=epoch)
     _end(gang, run_id=layout.run_id)

@@ -94,6 +94,17 @@ def test_a_slot_has_one_run_and_the_other_is_told_who_and_since_when(ask, claim)
     assert claim(ask("brave-fox-2")).slots == ["cpu-0"]
 
 
+def test_another_attempt_of_the_same_run_is_not_to_be_stopped(ask, claim):
+    """A supervisor that was cut off comes back after somebody continued the run: its advice must not end that."""
+    claim(ask("calm-otter-7"))
+    with pytest.raises(Taken) as taken:
+        claim({**ask("calm-otter-7"), "attempt": 2})
+    words = taken.value.record
+    assert words["what"] == "cpu-0 is in use by calm-otter-7"
+    assert words["fix"].startswith("another computer continued the run")
+    assert "gangline stop" not in words["fix"]
+
+
 def test_reserved_slots_go_to_the_host_agent_of_that_start_alone_and_are_its_own_then(ask, claim, tmp_path):
     request = {**ask(), "released": str(tmp_path / "released")}
     reservation = leases.reserve(request)

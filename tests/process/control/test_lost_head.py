@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gangline.context import Dependencies
-from gangline.control.lost_head import take_over, without_hosts
+from gangline.control.lost_head import EPOCHS_AHEAD, take_over, without_hosts
 from gangline.control.supervision import RunHandle, SupervisorRecord
 from gangline.errors import HostUnreachable, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest, Leftover
@@ -114,8 +114,8 @@ def test_what_is_left_is_ended_by_a_higher_epoch_and_the_records_are_here(lost):
     lost.attempts("pc2", 1)
     ended = lost.take_over("pc1")
     assert (ended.phase, ended.attempt, ended.supervisor) == ("failed", 1, None)
-    assert ended.epoch == 4  # the hosts had seen 3, this computer 1
-    assert lost.backend.epochs[-1] == 4
+    assert ended.epoch == 3 + EPOCHS_AHEAD  # the hosts had seen 3, this computer 1
+    assert lost.backend.epochs[-1] == ended.epoch
     assert [lost.backend.statuses[name].phase for name in NAMES] == ["running", "ended", "ended"]
     assert SupervisorRecord.load(lost.layout).host is None
     outcome = AttemptOutcome.load(lost.layout.outcome(1))

@@ -58,15 +58,17 @@ NAMED_PROCESSES = 100
 
 
 class Taken(VerbFailed):
-    """A slot is held by another run: `slot`, and `holder` as its lease says."""
+    """A slot is held by another run, or by another attempt of this one: `slot`, and `holder` as its lease says."""
 
-    def __init__(self, slot: str, holder: Mapping[str, Any]) -> None:
+    def __init__(self, slot: str, holder: Mapping[str, Any], *, run_id: str) -> None:
         run, attempt, pid = holder.get("run", "another run"), holder.get("attempt", "?"), holder.get("pid", "?")
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("since", 0)))
         super().__init__(
             f"{slot} is in use by {run}",
             f"its attempt {attempt} holds it since {since} (process {pid})",
-            f"wait for it, or end it: gangline stop {run}",
+            f"wait for it, or end it: gangline stop {run}"
+            if run != run_id
+            else "another computer continued the run, or it is still ending: look from there with gangline ps",
         )
         self.slot = slot
         self.holder = holder
@@ -168,7 +170,7 @@ class Leases:
                     refused.append((slot, holder))
                 if len(slots) - len(refused) < wanted:
                     self.let_go()
-                    raise Taken(*refused[0])
+                    raise Taken(*refused[0], run_id=request["run_id"])
 
     def _take(self, folder: Path, slot: str, request: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
         """Take one slot; who holds it if that is somebody else."""
