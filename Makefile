@@ -18,7 +18,7 @@ LAUNCHERS := $(addprefix tests/process/launch/test_,started_by_others.py other_l
 	$(addprefix tests/lab/test_,mpirun.py started_by_deepspeed.py)
 METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py architecture.py nf4.py optimizers.py \
 	recipes.py spikes.py)
-USE := $(addprefix tests/train/test_,export.py generate.py gguf.py notebook.py recorded_export.py serving.py)
+USE := $(addprefix tests/train/test_,evaluate.py export.py generate.py gguf.py notebook.py recorded_export.py serving.py)
 MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibrate.py closed_form.py scaling.py \
 	prometheus_scrape.py stragglers.py trace.py) tests/lab/test_bench.py tests/process/test_gpu_kit.py
 APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(METHODS) $(USE) $(MEASURE))
@@ -53,7 +53,7 @@ launchers: .venv/dev.stamp ## tests of other launchers, started by us or startin
 methods: .venv/dev.stamp ## tests of what is trained how: adapters, optimizers, 4 and 8 bits, recipes
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(METHODS)
 
-use: .venv/dev.stamp ## tests of what is done with a trained model: export, generate, serve, notebooks
+use: .venv/dev.stamp ## tests of what is done with a trained model: export, evaluate, generate, serve, notebooks
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(USE)
 
 measure: .venv/dev.stamp ## tests of what measures and predicts: memory traces, calibration, scaling, stragglers, the kit for GPUs
@@ -111,5 +111,5 @@ clean: ## remove .venv and the caches
 	@touch $@
 
 .venv/dev.stamp: .venv/train.stamp
-	$(BIN)/python -m pip install -c constraints.txt -e ".[train,deepspeed,optuna,top,serve,ui,dev]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[train,deepspeed,optuna,top,serve,ui,evaluate,dev]"
 	@touch $@

@@ -109,6 +109,7 @@ TESTED = (
     Tested(package="textual", accepted="8.0", lowest="8.0.0", newest="8.2.8", below="9", reason=_MAJOR),
     Tested(package="starlette", accepted="1.0", lowest="1.0.0", newest="1.10.0", below="2", reason=_MAJOR),
     Tested(package="uvicorn", accepted="0.35", lowest="0.35.0", newest="0.54.0", below="1", reason=_MAJOR),
+    Tested(package="lm_eval", accepted="0.4.13", lowest="0.4.13", newest="0.4.13", below="0.5", reason=_ZERO),
 )
 """Every package that gangline imports at run time, but for wandb, which no test has."""
 BY_NAME = {each.package: each for each in TESTED}

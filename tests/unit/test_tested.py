@@ -16,7 +16,7 @@ toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "to
 ROOT = Path(__file__).parents[2]
 PROJECT = toml.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-EXTRAS_AT_RUN_TIME = (EXTRAS[name] for name in ("train", "deepspeed", "optuna", "top", "serve"))
+EXTRAS_AT_RUN_TIME = (EXTRAS[name] for name in ("train", "deepspeed", "optuna", "top", "serve", "evaluate"))
 AT_RUN_TIME = [*PROJECT["project"]["dependencies"], *(row for rows in EXTRAS_AT_RUN_TIME for row in rows)]
 TOOLS = [*PROJECT["build-system"]["requires"], *EXTRAS["dev"], *EXTRAS["wandb"], *EXTRAS["ui"]]
 IMPORTED_AS = {"ruamel.yaml": "ruamel"}

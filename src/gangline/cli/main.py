@@ -47,6 +47,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resume": ("gangline.cli.resume", "continue a run from its newest valid checkpoint"),
     "chat": ("gangline.cli.chat", "talk to the model of a run or of a folder"),
     "serve": ("gangline.cli.serve", "answer OpenAI's clients with a trained model, on 127.0.0.1"),
+    "evaluate": ("gangline.cli.evaluate", "score a trained model on tasks, beside the one before training"),
     "export": ("gangline.cli.export", "write the model of a run for transformers and peft"),
     "demo": ("gangline.cli.demo", "the whole story on this computer, in about two minutes"),
     "recipes": ("gangline.cli.recipes", "list job files for common models and machines, or copy one"),

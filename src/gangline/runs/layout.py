@@ -29,7 +29,7 @@
   metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
   samples-<host>.jsonl                                                  what the host does during the run, on it
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
-  export/
+  export/  evaluations/step-<k>-<time>.json                              models, and scores by `evaluate` (controller)
   project/  project.json                                                a command's own folder, and what was laid there
 <root>/sweeps/<id>/
   sweep.json                                                            what was asked
@@ -172,6 +172,8 @@ class RunLayout:
     """One folder per saved step."""
     export = RunFile("export")
     """Where `export` writes by default."""
+    evaluations = RunFile("evaluations")
+    """Where `evaluate` writes the scores of the run's model."""
     project = RunFile("project")
     """The folder in which the user's own command runs, on every host."""
 

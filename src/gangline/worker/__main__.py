@@ -21,6 +21,7 @@ VERBS = {
     "export": ("gangline.worker.export", "export_main"),
     "gguf": ("gangline.worker.gguf", "gguf_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
+    "evaluate": ("gangline.worker.harness", "evaluate_main"),
     "serve": ("gangline.worker.serving.endpoint", "serve_main"),
     "scratch": ("gangline.worker.scratch", "scratch_main"),
     "bench-collective": ("gangline.worker.bench_collective", "bench_main"),

@@ -240,6 +240,43 @@ def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = Fals
     return _speaker(model, tokenizer, data_format=_format_of(adapter or folder), plain=plain)
 
 
+def open_base(*, folder: Path | None = None, run: Path | None = None, part: Path | None = None) -> Speaker:
+    """The model that a run, or the export of a folder, was trained from, with its own tokenizer.
+
+    Raises UsageError where there is none, ModelError, CheckpointError.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if run is not None and part is not None:
+        job = open_checkpoint(run, part).job
+        source, data_format = job.model, job.data.format
+        if source.start == "random":
+            raise _no_base(str(run), "its training began with random weights")
+        tokenizer = with_template(load_tokenizer(source), job.data)
+    else:
+        assert folder is not None
+        source, data_format = _base_of_folder(folder), _format_of(folder)
+        tokenizer = load_tokenizer(source)
+    with loading(source.path, None):
+        model = AutoModelForCausalLM.from_pretrained(source.path, revision=source.revision or "main", dtype="auto")
+    return _speaker(model, tokenizer, data_format=data_format, plain=False)
+
+
+def _base_of_folder(folder: Path) -> ModelJob:
+    if (folder / "adapter_config.json").is_file():
+        return _base_of_adapter(folder)
+    base = str(read_json(folder / NOTE_FILE).get("base_model", "")) if (folder / NOTE_FILE).is_file() else ""
+    if not base:
+        raise _no_base(str(folder), f"it holds a whole model and no {NOTE_FILE} that names one")
+    return ModelJob(path=base)
+
+
+def _no_base(name: str, seen: str) -> UsageError:
+    return UsageError(
+        f"{name} has no base model", seen=seen, fix="name the other model by its folder: --against FOLDER"
+    )
+
+
 def form_of_folder(folder: Path, tokenizer: Any) -> str:
     """The form of the prompts with which the model or adapter of a folder was trained; see `Speaker.form`."""
     return _form(_format_of(folder), has_template=bool(tokenizer.chat_template))
