@@ -34,8 +34,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaT
 from gangline.errors import GanglineError
 from gangline.provision.code import trainer_here
 from gangline.provision.llama_cpp import bring_llama_cpp
-from gangline.worker.gguf import FORMS, PATTERNS, convert
-from gangline.worker.gguf_check import LlamaServer, check_file
+from gangline.worker.gguf import PATTERNS, convert
+from gangline.worker.gguf_check import TOLERANCE, LlamaServer, check_file
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>\n{% endfor %}"
@@ -257,7 +257,7 @@ def main() -> int:
         for name in SHAPES:
             folder = Path(there) / name
             make_model(name, folder, seed=options.seed)
-            for form in FORMS:
+            for form in TOLERANCE:
                 lines = [one(name, form, folder, Path(there) / f"{name}-{form}.gguf", tools)]
                 if lines[0]["good"] and form in {"f16", "q8_0"} and name in {"llama", "qwen2"}:
                     lines += [planted(name, form, fault, folder, tools) for fault in (*IN_FOLDER, *IN_FILE)]

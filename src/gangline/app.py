@@ -346,6 +346,7 @@ def _startable(job: Job, cluster: Cluster, context: Context, *, force: bool, loo
     require(decision.findings)
     decision.needs.require()
     require_startable(decision.job, decision.job_forecast, force=force)
+    decision.plan.gang("", 1).require_settings(decision.job)
     return decision
 
 

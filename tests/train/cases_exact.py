@@ -31,8 +31,8 @@ def gradient(shares, *, method: str, precision: str):
     }
 
 
-def _step_gradient(job, world) -> torch.Tensor:
-    session = make_session(job, world)
+def _step_gradient(job, world, *, packed: bool = False) -> torch.Tensor:
+    session = make_session(job, world, packed=packed)
     _stir(session)
     outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
     Synchronous(TrainingRun(session, outlets, progress)).accumulate(3)

@@ -1,12 +1,14 @@
 """What happens in the process of test_gguf: tokenizers are looked at, templates are written in Ollama's language."""
 
+import contextlib
 import json
+import os
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
 from gangline.errors import GanglineError
-from gangline.worker.gguf import PATTERNS, ollama_template, pre_tokenizer, stop_line, write_modelfile
+from gangline.worker.gguf import PATTERNS, new_folder, ollama_template, pre_tokenizer, stop_line, write_modelfile
 from tests.train.tiny import write_tokenizer
 
 
@@ -60,5 +62,27 @@ def stops(folder, *, words):
         try:
             said.append(stop_line(word))
         except GanglineError as error:
-            said.append(error.seen)
+            said.append(f"{error.what}: {error.seen}")
     return said
+
+
+def new_folders(folder):
+    """What lies in `folder` while a new folder is written, after a failure, and after it went well."""
+    to, seen = Path(folder) / "out", []
+
+    def there():
+        return sorted(each.name.replace(str(os.getpid()), "PID") for each in Path(folder).iterdir())
+
+    for error in (KeyError, None):
+        with contextlib.suppress(KeyError), new_folder(to) as fresh:
+            (fresh / "part").write_text("half")
+            seen.append(there())
+            if error:
+                raise error
+        seen.append(there())
+    try:
+        with new_folder(to):
+            seen.append("entered")
+    except GanglineError as error:
+        seen.append(error.what)
+    return seen, [each.name for each in to.iterdir()]

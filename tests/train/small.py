@@ -154,11 +154,13 @@ def make_world(
     lacking=(),
     device: str = "cpu",
     rows=(10,),
+    settings=(),
 ) -> ProcessGroup:
     """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more.
 
     hsdp: two hosts, each with half of the ranks. tp: two ranks on each host, and `shares` are those of hosts.
-    pipeline: `shares` are the layers of each rank, and `rows` what each pipeline does of 10 micro-batches.
+    pipeline: `shares` are the layers of each rank, and `rows` what each pipeline does of 10 micro-batches. settings: of
+    every rank, its micro_batch_size and activation_checkpointing.
     """
     stages = ()
     if strategy == "tp":
@@ -169,7 +171,11 @@ def make_world(
         stages = tuple(shares)
         shares = [share for row, share in zip(rows_of(stages, replicas=len(rows)), rows, strict=True) for _ in row]
     hosts = hosts or [f"pc{2 * index // size if strategy == 'hsdp' else index}" for index in range(size)]
-    ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
+    own = [dict(zip(("micro_batch_size", "activation_checkpointing"), each, strict=True)) for each in settings]
+    ranks = tuple(
+        GangRank(host=host, share=share, **(own[number] if own else {}))
+        for number, (host, share) in enumerate(zip(hosts, shares, strict=True))
+    )
     gang = Gang(
         run_id="calm-otter-7",
         attempt=attempt,
@@ -200,6 +206,8 @@ def make_session(
         job = replace(job, strategy=replace(job.strategy, deepspeed=IN_PARTS))
     if job.precision == "fp64":
         norms_in_own_dtype()
+    world.gang.require_settings(job)
+    job = world.gang.settings_of(world.rank, job)
     evaluation_set = MemorySet(num_evaluation, seed=1) if num_evaluation else None
     train_set = MemorySet(num_samples, packed=packed)
     return build_session(job, world, train_set=train_set, evaluation_set=evaluation_set, beat=beat)

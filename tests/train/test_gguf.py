@@ -57,3 +57,12 @@ def test_stop_words_are_written_as_ollama_reads_them_or_refused(run):
     assert plain == 'PARAMETER stop "<|im_end|>"'
     assert slashed == r'PARAMETER stop "\end"'  # nothing is escaped: Ollama takes off the quotes alone
     assert all("cannot be written between quotes" in each for each in refused)
+    assert all(each.startswith("no Modelfile is written, for it could not hold where answers end") for each in refused)
+
+
+def test_a_folder_has_its_name_only_when_it_is_whole(run, tmp_path):
+    seen, inside = run(cases_gguf.new_folders)
+    half, failed, again, whole, error = seen
+    assert half == again == [".out.PID"], "killed now, nothing would be taken for a whole export"
+    assert (failed, whole, inside) == ([], ["out"], ["part"])
+    assert error == f"{tmp_path / 'out'} is there already"

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gangline.errors import UsageError
+from gangline.runs.job import Job
 from gangline.runs.record_versions import Record
 from gangline.strategies.base import PlanHalf
 from gangline.strategies.table import DEFAULT, plan_half
@@ -203,6 +205,11 @@ class GangRank:
     """Dense half-precision peak of the device in FLOP/s; None: unknown, and then there is no MFU."""
     planned_bytes: int | None = None
     """Of tensors on its GPU at the most, according to the plan; None: not known, or it has no GPU."""
+    micro_batch_size: int | None = None
+    """Samples of a forward pass of this rank at the most, a multiple of the run's micro-batch, of which a pass joins
+    several; None, as in older records: the run's micro-batch."""
+    activation_checkpointing: bool | None = None
+    """Whether this rank computes activations again during backward; None, as in older records: as the job says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +228,8 @@ class Gang(Division, Record):
     collective_timeout_s: float = 1800.0
     """How long a rank waits in an exchange: others may load or save. Who hangs is found earlier, by the supervisor."""
     micro_batch: int | None = None
-    """Samples of a micro-batch, where memory did not suffice for as many as the job says; None: as it says."""
+    """Samples of the run's micro-batch, in which shares count, where it is another one than the job says: ranks have
+    sizes of their own, or memory did not suffice; None: as the job says."""
     token: str = ""
     """A secret of the run: its ranks show each other a digest before they join; "": none, as in old records."""
 
@@ -235,6 +243,48 @@ class Gang(Division, Record):
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    def settings_of(self, rank: int, job: Job) -> Job:
+        """The job as one rank does it: with its own recomputation, and the run's micro-batch, in which all count."""
+        own = self.ranks[rank].activation_checkpointing
+        return dataclasses.replace(
+            job,
+            micro_batch=self.micro_batch or job.micro_batch,
+            activation_checkpointing=job.activation_checkpointing if own is None else own,
+        )
+
+    def pass_lengths(self, micro_batch: int) -> tuple[int, ...]:
+        """Micro-batches that a forward pass joins at the most, by rank. micro_batch: samples of the run's.
+
+        Raises ValueError for a size that is no multiple of it.
+        """
+        sizes = [rank.micro_batch_size or micro_batch for rank in self.ranks]
+        if any(size < micro_batch or size % micro_batch for size in sizes):
+            raise ValueError(f"expected sizes that are multiples of micro_batch {micro_batch}, found {sizes}")
+        return tuple(size // micro_batch for size in sizes)
+
+    def require_settings(self, job: Job) -> None:
+        """Raises UsageError where ranks have settings of their own that the strategy, or the run, does not take.
+
+        job: the run's, as all ranks have it.
+        """
+        micro_batch = self.micro_batch or job.micro_batch
+        sizes = sorted({rank.micro_batch_size or micro_batch for rank in self.ranks})
+        recomputing = {rank.activation_checkpointing for rank in self.ranks} - {None, job.activation_checkpointing}
+        if any(size < micro_batch or size % micro_batch for size in sizes):
+            raise UsageError(
+                f"micro_batch_size: ranks count their work in micro-batches of {micro_batch}",
+                seen=f"expected multiples of {micro_batch}, found {', '.join(map(str, sizes))}",
+                fix="plan again: gangline plan, then gangline train",
+            )
+        alike = sizes == [micro_batch] and not recomputing
+        if not alike and self.world_size > 1 and not self.half.rank_settings:
+            raise UsageError(
+                f"strategy: {self.strategy} trains with one micro-batch and one activation_checkpointing for all ranks",
+                seen=f"sizes {', '.join(map(str, sizes))} over micro-batches of {micro_batch}"
+                + ("; activation_checkpointing on some ranks" if recomputing else ""),
+                fix="write strategy: ddp, or give all ranks the settings of the job",
+            )
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -316,7 +366,10 @@ class Gang(Division, Record):
     def in_smaller(self, micro_batch: int, *, before: int) -> Gang:
         """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""
         times = before // micro_batch
-        ranks = [dataclasses.replace(rank, share=rank.share * times, planned_bytes=None) for rank in self.ranks]
+        ranks = [
+            dataclasses.replace(rank, share=rank.share * times, planned_bytes=None, micro_batch_size=None)
+            for rank in self.ranks
+        ]
         return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=micro_batch, eager=False)
 
 

@@ -366,6 +366,8 @@ class PlanHalf:
     """Whether every rank takes part in the exchanges of every micro-batch: all wait for the slowest."""
     moves_shares: bool = True
     """Whether shares can follow the measured speeds while a run goes on."""
+    rank_settings: bool = False
+    """Whether every rank may have a micro-batch size and an `activation_checkpointing` of its own."""
     passes_state: bool = True
     """Whether a rank without a checkpoint can get the state from the others."""
     in_rounds: bool = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -234,9 +234,17 @@ class LoadBalancer:
         return moved
 
 
-def padded_tokens(micro_batches: Sequence[Indices], lengths: Indices) -> list[int]:
-    """Tokens of every micro-batch, with the padding to its longest sample."""
-    return [int(lengths[samples].max()) * len(samples) for samples in micro_batches]
+def padded_tokens(
+    micro_batches: Sequence[Indices], lengths: Indices, passes: Iterable[range] | None = None
+) -> list[int]:
+    """Tokens of every micro-batch, with the padding to the longest sample of its pass.
+
+    passes: the micro-batches of a step that share a forward pass; None: each has its own.
+    """
+    longest = [int(lengths[samples].max()) for samples in micro_batches]
+    for together in passes or ():
+        longest[together.start : together.stop] = [max(longest[index] for index in together)] * len(together)
+    return [each * len(samples) for each, samples in zip(longest, micro_batches, strict=True)]
 
 
 LONGEST = 30

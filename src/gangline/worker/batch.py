@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -142,6 +143,13 @@ def split_work(num_micro_batches: int, shares: Sequence[int], replica_groups: Se
     work_split = [range(int(end) - count, int(end)) for count, end in zip(counts, ends, strict=True)]
     by_replica_group = dict(zip(dict.fromkeys(replica_groups), work_split, strict=True))
     return [by_replica_group[replica_group] for replica_group in replica_groups]
+
+
+def joined(indices: range, longest: int) -> list[range]:
+    """Adjacent micro-batches as passes of at most `longest` of them: as few as possible, and about equally long."""
+    count = -(-len(indices) // longest)
+    starts = [len(indices) * number // count for number in range(count + 1)] if count else []
+    return [indices[start:end] for start, end in pairwise(starts)]
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:

@@ -100,7 +100,7 @@ def export(run: Path, part: Path, to: Path, *, merged: bool = False, say: Say = 
     say: gets a line for each step. Raises UsageError, ModelError, CheckpointError; RunFailed when the files do not hold
     the trained model, and then `to` does not exist.
     """
-    _refuse_existing(to)
+    refuse_existing(to)
     checkpoint = open_checkpoint(run, part)
     _refuse_useless(checkpoint, merged=merged)
     method = checkpoint.job.method
@@ -485,7 +485,7 @@ def _staged(to: Path) -> Iterator[Path]:
         yield folder
         for path in [*folder.rglob("*"), folder]:
             sync_folder(path)
-        _refuse_existing(to)
+        refuse_existing(to)
         folder.rename(to)
         sync_folder(to.parent)
     except BaseException:
@@ -493,7 +493,8 @@ def _staged(to: Path) -> Iterator[Path]:
         raise
 
 
-def _refuse_existing(to: Path) -> None:
+def refuse_existing(to: Path) -> None:
+    """Raises UsageError where something is there already."""
     if to.exists() or to.is_symlink():
         raise UsageError(
             f"{to} is there already", seen="an export never writes over anything", fix="name another folder with --to"

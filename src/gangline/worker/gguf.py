@@ -10,6 +10,7 @@ import argparse
 import io
 import json
 import logging
+import os
 import runpy
 import shutil
 import sys
@@ -19,14 +20,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gangline.errors import GanglineError, ModelError, UsageError
+from gangline.errors import GanglineError, ModelError
 from gangline.worker.data.tokenise import stop_ids, template_of
-from gangline.worker.gguf_check import check_file, check_text
+from gangline.worker.export import refuse_existing
+from gangline.worker.gguf_check import TOLERANCE, check_file, check_text
 from gangline.worker.json_lines import write_line
 from gangline.worker.trained import hush_libraries
-
-FORMS = ("f32", "f16", "bf16", "q8_0")
-"""What the converter writes by itself."""
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -43,16 +42,18 @@ def gguf_main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="gangline.worker gguf")
     parser.add_argument("folder", type=Path, help="a folder with a whole model")
     parser.add_argument("--to", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--form", choices=FORMS, action="append", required=True, help="how weights are stored")
+    parser.add_argument(
+        "--form", choices=list(TOLERANCE), action="append", required=True, help="how weights are stored"
+    )
     parser.add_argument("--llama-cpp", type=Path, required=True, help="the folder with llama.cpp's converter")
     parser.add_argument("--check", action="store_true", help="compare the logits of each file, too")
     options = parser.parse_args(argv)
     hush_libraries()
     sys.path[:0] = [str(options.llama_cpp), str(options.llama_cpp / "gguf-py")]
     lost, note = {}, ""
-    with _new_folder(options.to):
+    with new_folder(options.to) as fresh:
         for form in dict.fromkeys(options.form):
-            path = options.to / f"model-{form}.gguf"
+            path = fresh / f"model-{form}.gguf"
             write_line("progress", text=f"converting to {form}")
             convert(options.folder, path, form, llama_cpp=options.llama_cpp)
             write_line("progress", text=f"loading {path.name} with llama.cpp")
@@ -61,7 +62,7 @@ def gguf_main(argv: list[str]) -> int:
             else:
                 check_text(path, options.folder)
         try:
-            write_modelfile(options.folder, options.to, f"model-{next(iter(options.form))}.gguf")
+            write_modelfile(options.folder, fresh, f"model-{next(iter(options.form))}.gguf")
         except ModelError as error:
             note = f"{error.what}: {error.seen}; {error.fix}"
     files = sorted(path.name for path in options.to.iterdir())
@@ -70,19 +71,18 @@ def gguf_main(argv: list[str]) -> int:
 
 
 @contextmanager
-def _new_folder(to: Path) -> Iterator[None]:
-    """The folder vanishes again unless all went well."""
+def new_folder(to: Path) -> Iterator[Path]:
+    """A hidden folder beside `to`, which has its name as soon as all went well."""
+    refuse_existing(to)
+    fresh = to.with_name(f".{to.name}.{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
     try:
-        to.mkdir(parents=True)
-    except FileExistsError:
-        raise UsageError(
-            f"{to} is there already", seen="an export never writes over anything", fix="name another folder with --to"
-        ) from None
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(to, ignore_errors=True)
-        raise
+        yield fresh
+        refuse_existing(to)
+        fresh.rename(to)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def convert(folder: Path, path: Path, form: str, *, llama_cpp: Path) -> None:
@@ -173,7 +173,11 @@ def stop_line(stop: str) -> str:
     takes the text between the quotes as it is (`unquote` in its parser/parser.go).
     """
     if '"' in stop or "\n" in stop or not is_kept(stop):
-        raise _no_template(f"the stop word {stop!r} cannot be written between quotes")
+        raise ModelError(
+            "no Modelfile is written, for it could not hold where answers end",
+            seen=f"the stop word {stop!r} cannot be written between quotes",
+            fix="llama.cpp's own server reads where answers end out of the GGUF file: llama-server -m FILE",
+        )
     return f'PARAMETER stop "{stop}"'
 
 

@@ -13,8 +13,10 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 
 from gangline.callbacks import Action
@@ -22,7 +24,7 @@ from gangline.errors import BadState, RunFailed
 from gangline.runs.step_schedule import cadence, learning_rate
 from gangline.worker.agree import NO_TIMES, RankTimes, StepReport, agree
 from gangline.worker.balance import LoadBalancer, SharesMoved, padded_tokens
-from gangline.worker.batch import Batch, Indices, begin_draws, micro_batch_seed, pick
+from gangline.worker.batch import Batch, Indices, begin_draws, joined, micro_batch_seed, pick
 from gangline.worker.exchange import settle_exchange
 from gangline.worker.memory_watch import MemoryWatch, memory_bytes
 from gangline.worker.model import trainable
@@ -317,6 +319,7 @@ class Synchronous:
         self._balancer = LoadBalancer(
             session.world.shares, moving=gang.moving_shares, replica_groups=gang.replica_groups
         )
+        self._pass_lengths = gang.pass_lengths(session.order.micro_batch)
         self._stragglers = Stragglers(session.world, run.out)
         self._replicas = Replicas(session, run.out)
         self._memory_watch = MemoryWatch(session.world, run.out)
@@ -384,26 +387,42 @@ class Synchronous:
         """Gradients of this rank's micro-batches of a step, exchanged with the others' at its last one."""
         run, strategy, world = self._run, self._session.strategy, self._session.world
         micro_batches = self._session.order.micro_batches(step)
-        work_split = self._balancer.split_work(len(micro_batches))
-        mine = work_split[world.rank]
-        empty = max(map(len, work_split)) - len(mine) if strategy.lockstep else int(not mine)
+        passes = self._passes(len(micro_batches))
+        mine = passes[world.rank]
+        empty = max(map(len, passes)) - len(mine) if strategy.lockstep else int(not mine)
         tally = Tally(loss_sum=torch.zeros((), dtype=torch.float64, device=world.device))
         scale = run.loss_scale(run.label_tokens(self._session.order.samples(step)))
-        for index in mine:
-            last = index == mine[-1] and not empty
+        for together in mine:
+            last = together == mine[-1] and not empty
             phase = "exchange" if last or strategy.lockstep else "compute"
-            batch = run.micro_batch(micro_batches[index], step=step, index=index, phase=phase, tally=tally)
+            samples = np.concatenate(micro_batches[together.start : together.stop])
+            batch = run.micro_batch(samples, step=step, index=together[0], phase=phase, tally=tally)
             tally.loss_sum += strategy.forward_backward(batch, scale=scale, last=last).double()
-            tally.micro_batches += strategy.counts_loss
+            tally.micro_batches += strategy.counts_loss * len(together)
         for number in range(empty):
             self._out.enter("exchange", step=step + 1)
             strategy.join(last=number == empty - 1)
         return tally
 
+    def _passes(self, num_micro_batches: int) -> list[list[range]]:
+        """Adjacent micro-batches of each rank, by the forward passes in which it does them together."""
+        work_split = self._balancer.split_work(num_micro_batches)
+        return [joined(mine, length) for mine, length in zip(work_split, self._pass_lengths, strict=True)]
+
+    def _tokens(self, micro_batches: list[Indices]) -> list[int]:
+        """Of every micro-batch, with the padding that its pass gives it."""
+        passes = chain.from_iterable(self._passes(len(micro_batches))) if max(self._pass_lengths) > 1 else None
+        return padded_tokens(micro_batches, self._session.train_set.lengths, passes)
+
     def _typical(self, micro_batches: list[Indices]) -> Indices:
-        """The one of middling length."""
+        """Samples of a pass of this rank, of middling length."""
         tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
-        return micro_batches[sorted(range(len(tokens)), key=tokens.__getitem__)[len(tokens) // 2]]
+        ordered, length = (
+            sorted(range(len(tokens)), key=tokens.__getitem__),
+            self._pass_lengths[self._session.world.rank],
+        )
+        start = max(0, len(ordered) // 2 - length // 2)
+        return np.concatenate([micro_batches[index] for index in ordered[start : start + length]])
 
     def _report(self, tally: Tally, norm: torch.Tensor, started: float) -> StepReport:
         loss_sum = float(tally.loss_sum.item())
@@ -458,13 +477,12 @@ class Synchronous:
         if report.look:
             self._stragglers.look(step=progress.step)
         elif not report.saving and progress.step - 1 not in {self._run.checkpoints.saved_step, progress.evaluated_step}:
-            tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
             work_split = self._balancer.split_work(len(micro_batches))
-            self._stragglers.learn(report.times, work_split, tokens, step=progress.step)
+            self._stragglers.learn(report.times, work_split, self._tokens(micro_batches), step=progress.step)
 
     def _learn(self, report: StepReport, micro_batches: list[Indices]) -> None:
         """Move shares where the ranks' speeds have changed. All of them do the same arithmetic on the same report."""
-        moved = self._balancer.learn(report.times, padded_tokens(micro_batches, self._session.train_set.lengths))
+        moved = self._balancer.learn(report.times, self._tokens(micro_batches))
         if moved is not None:
             self._run.announce(moved, cause="speeds")
 

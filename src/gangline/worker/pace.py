@@ -57,13 +57,16 @@ class TokenSpeed:
         self._warm = False
 
     def probe(self, micro_batches: Sequence[Indices]) -> list[float]:
-        """Seconds that every rank takes for the first micro-batch, all of them at once; collective.
+        """Seconds of a micro-batch on every rank, from a pass over the first ones that it joins, all ranks at once;
+        collective.
 
         A first pass gets memory and chooses kernels; of some more the fastest counts, for what else a machine does can
         only make a pass longer. Gradients are zero afterwards.
         """
         session = self._session
-        batch = pick(micro_batches[0], session.train_set).to(session.world.device)
+        length = session.world.gang.pass_lengths(session.order.micro_batch)[session.world.rank]
+        together = micro_batches[:length]
+        batch = pick(np.concatenate(together), session.train_set).to(session.world.device)
         self._pass_s(batch)
         if self._slowdown > 1:
             self._pass_s(batch)  # how long the next one sleeps
@@ -72,7 +75,7 @@ class TokenSpeed:
             if time.perf_counter() - started + fastest_s < PROBE_S:
                 fastest_s = min(fastest_s, self._pass_s(batch))
         session.optimizer.zero_grad(set_to_none=not session.strategy.keeps_gradients)
-        return gather(fastest_s, session.world)
+        return gather(fastest_s / len(together), session.world)
 
     def took(self, seconds: float) -> None:
         """Note what the micro-batches since the last call took, with the sleep before them.

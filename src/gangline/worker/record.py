@@ -25,7 +25,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import now_iso
 from gangline.worker.agree import StepReport
-from gangline.worker.batch import empty_batch, pick, split_work
+from gangline.worker.batch import empty_batch, joined, pick, split_work
 from gangline.worker.process_group import ProcessGroup
 from gangline.worker.session import Session
 
@@ -111,14 +111,14 @@ class Evaluation:
 def evaluate(session: Session, *, shares: Sequence[int], beat: Callable[[], None] = lambda: None) -> Evaluation:
     """Mean loss over all trained tokens of the evaluation set, or of its first `evaluation.max_samples` samples.
 
-    Micro-batches are the same on any number of ranks and are only split differently, by `shares`; sums are in fp64;
-    every sample counts once, for nothing is padded to equal counts. beat: called before every micro-batch, for an
-    evaluation is long, and no hang.
+    Micro-batches are the same on any number of ranks; they are only split differently, by `shares`, and joined to
+    passes by each rank. Sums are in fp64; every sample counts once, for nothing is padded to equal counts. beat: called
+    before every pass, for an evaluation is long, and no hang.
     """
     started = time.perf_counter()
     source, loss, world = session.evaluation_set, session.loss, session.world
     assert source is not None, "nothing to evaluate on"
-    micro_batch = session.job.micro_batch
+    micro_batch = session.order.micro_batch
     num_samples = min(len(source), session.job.evaluation.max_samples or len(source))
     starts = range(0, num_samples, micro_batch)
     sums = torch.zeros(2, dtype=torch.float64)
@@ -126,14 +126,14 @@ def evaluate(session: Session, *, shares: Sequence[int], beat: Callable[[], None
     loss.eval()
     strategy = session.strategy
     work_split = split_work(len(starts), shares, world.gang.replica_groups)
-    for index in work_split[world.rank]:
+    lengths = world.gang.pass_lengths(micro_batch)
+    passes = [joined(mine, length) for mine, length in zip(work_split, lengths, strict=True)]
+    for together in passes[world.rank]:
         beat()
-        batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)
-        sums[0] += strategy.evaluate(batch.to(world.device)).double().cpu()
-        sums[1] += strategy.counts_loss * float(
-            source.label_counts[starts[index] : starts[index] + len(batch.input_ids)].sum()
-        )
-    for _ in range(max(map(len, work_split)) - len(work_split[world.rank]) if strategy.lockstep else 0):
+        samples = range(starts[together[0]], min(starts[together[-1]] + micro_batch, num_samples))
+        sums[0] += strategy.evaluate(pick(samples, source).to(world.device)).double().cpu()
+        sums[1] += strategy.counts_loss * float(source.label_counts[samples.start : samples.stop].sum())
+    for _ in range(max(map(len, passes)) - len(passes[world.rank]) if strategy.lockstep else 0):
         beat()
         strategy.evaluate(empty_batch().to(world.device))
     strategy.reshard()

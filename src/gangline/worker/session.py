@@ -118,6 +118,7 @@ def build_session(
         read_parts(*found, targets=strategy.read_targets())
         strategy.loaded()
         loss.look()
+    _require_same_draws(session)
     if strategy.layout == "split":
         _require_split(session)
     if job.data.packing and not _attends_inside_documents(session):
@@ -214,6 +215,21 @@ def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
     train, evaluation = found
     assert train is not None
     return train, evaluation
+
+
+def _require_same_draws(session: Session) -> None:
+    """Dropout masks are drawn by micro-batch: ranks that join several in a pass would draw others."""
+    gang = session.world.gang
+    if max(gang.pass_lengths(session.order.micro_batch)) == 1:
+        return
+    drops = [name for name, module in session.model.named_modules() if isinstance(module, nn.Dropout) and module.p > 0]
+    drops += [] if not getattr(base_of(session.model).config, "attention_dropout", 0.0) else ["attention_dropout"]
+    if drops:
+        raise UsageError(
+            "micro_batch_size: ranks with sizes of their own train without dropout",
+            seen=f"dropout in {', '.join(drops[:4])}, whose masks are drawn by micro-batch",
+            fix="write method.dropout: 0, or give all ranks the micro_batch of the job",
+        )
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import os
 import time
@@ -96,8 +95,8 @@ class FailureExit:
 
 def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: FailureExit) -> NoReturn:
     gang, layout, phase = arrival.gang, arrival.layout, arrival.phase
-    if gang.micro_batch is not None:
-        job = dataclasses.replace(job, micro_batch=gang.micro_batch)
+    gang.require_settings(job)
+    job = gang.settings_of(arrival.rank, job)
     phase.enter("joining", step=0)
     world = join(gang)
     phase.enter("joined", step=0)

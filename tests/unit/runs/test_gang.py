@@ -5,9 +5,21 @@ import random
 
 import pytest
 
+from gangline.errors import UsageError
 from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 
 GANG = Gang(run_id="calm-otter-7", attempt=1, ranks=tuple(GangRank(host=f"pc{n}", share=n) for n in (1, 2, 3)))
+JOB = Job(name="small", model=ModelJob(path="m"), data=DataJob(train=SourceJob()), batch=24, micro_batch=4)
+
+
+def own_settings(unit, settings, **more):
+    """The gang with a size and a recomputation for every rank; unit: the run's micro-batch."""
+    ranks = [
+        dataclasses.replace(rank, micro_batch_size=size, activation_checkpointing=way)
+        for rank, (size, way) in zip(GANG.ranks, settings, strict=True)
+    ]
+    return dataclasses.replace(GANG, ranks=tuple(ranks), micro_batch=unit, **more)
 
 
 def test_the_work_of_a_host_that_is_lost_goes_to_the_others_in_proportion():
@@ -19,6 +31,43 @@ def test_the_work_of_a_host_that_is_lost_goes_to_the_others_in_proportion():
 def test_of_smaller_micro_batches_everybody_does_more():
     gang = GANG.in_smaller(2, before=8)
     assert ([rank.share for rank in gang.ranks], gang.micro_batch) == ([4, 8, 12], 2)
+
+
+def test_ranks_have_settings_of_their_own_and_all_others_have_the_job_s():
+    gang = own_settings(1, [(1, True), (3, False), (8, None)])
+    assert gang.pass_lengths(1) == (1, 3, 8)
+    assert [gang.settings_of(rank, JOB).micro_batch for rank in range(3)] == [1, 1, 1]
+    assert [gang.settings_of(rank, JOB).activation_checkpointing for rank in range(3)] == [True, False, False]
+    gang.require_settings(JOB)
+    assert GANG.pass_lengths(4) == (1, 1, 1)
+    assert GANG.settings_of(0, JOB) == JOB
+
+
+def test_a_gang_of_before_has_one_setting_for_all_ranks():
+    written = GANG.to_json()
+    for rank in written["ranks"]:
+        del rank["micro_batch_size"], rank["activation_checkpointing"]
+    assert Gang.from_json(written) == GANG
+
+
+@pytest.mark.parametrize(
+    ("strategy", "unit", "settings", "what"),
+    [
+        ("ddp", 2, [(2, None), (3, None), (8, None)], r"multiples of 2, found 2, 3, 8"),
+        ("local-sgd", 1, [(1, None), (3, None), (8, None)], r"sizes 1, 3, 8"),
+        ("local-sgd", None, [(None, True), (None, None), (None, None)], r"activation_checkpointing on some ranks"),
+        ("pipeline", None, [(4, True), (8, None), (8, None)], r"sizes 4, 8"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(strategy, unit, settings, what):
+    gang = own_settings(unit, settings, strategy=strategy)
+    with pytest.raises(UsageError, match=what):
+        gang.require_settings(JOB)
+
+
+def test_settings_that_are_those_of_the_job_are_taken_by_every_strategy():
+    own_settings(None, [(4, False)] * 3, strategy="local-sgd").require_settings(JOB)
+    own_settings(4, [(None, None)] * 3, strategy="pipeline").require_settings(JOB)
 
 
 def test_what_is_written_is_read(tmp_path):

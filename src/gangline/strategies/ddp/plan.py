@@ -29,6 +29,7 @@ class DdpPlan(PlanHalf):
     meaning = "every rank holds the whole model; only the gradients of trained weights travel"
     guide = "every device holds the model, and gradients are exchanged in every step"
     capabilities = Capabilities(own_gpu=False, asked_only="")
+    rank_settings = True
     usual = True
     narrows = True
 

@@ -1,0 +1,83 @@
+"""What the ranks do in test_rank_settings: steps whose ranks compute in ways of their own, against one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import GanglineError
+from gangline.worker.loop import Synchronous, TrainingRun
+from gangline.worker.progress import TrainingProgress
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import RunIO
+from tests.train.cases_exact import _step_gradient
+from tests.train.small import make_job, make_session, make_world, run_loop
+
+BATCH = 24
+
+
+def _job(**changes):
+    return make_job(batch=BATCH, **{"dropout": 0.0, **changes})
+
+
+def gradient(shares, settings, *, precision: str, method: str = "full", strategy: str = "ddp", packed: bool = False):
+    """Relative error of one step's gradient against a single process that takes one sample at a time."""
+    job = _job(method=method, precision=precision)
+    split = _step_gradient(
+        job, make_world(shares, rank=dist.get_rank(), settings=settings, strategy=strategy), packed=packed
+    )
+    alone = _step_gradient(job, make_world([BATCH], rank=0), packed=packed)
+    return {"error": float((split - alone).norm() / alone.norm()), "norm": float(alone.norm())}
+
+
+def passes(shares, settings):
+    """Samples of every pass of a step, and how many modules of this rank compute their activations again."""
+    session = make_session(_job(), make_world(shares, rank=dist.get_rank(), settings=settings), num_evaluation=0)
+    rows, plain = [], session.loss.forward
+
+    def forward(input_ids, *more):
+        rows.append(len(input_ids))
+        return plain(input_ids, *more)
+
+    session.loss.forward = forward
+    stepper = Synchronous(TrainingRun(session, RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()))
+    session.strategy.begin(1 << 20)
+    rows.clear()
+    stepper.accumulate(0)
+    again = sum(bool(getattr(module, "gradient_checkpointing", False)) for module in session.model.modules())
+    return {"passes": rows, "recomputing": again > 0}
+
+
+def losses(shares, settings, *, precision: str = "fp64", steps: int = 12, **more):
+    """Losses and evaluations of a whole run, split in ways of their own and alone."""
+    job = _job(precision=precision, steps=steps, **more)
+    job = replace(job, evaluation=replace(job.evaluation, every_steps=max(1, steps // 2)))
+    world = make_world(shares, rank=dist.get_rank(), settings=settings)
+    session = make_session(job, world)
+    _, split = run_loop(session)
+    weights = torch.cat([each.detach().flatten() for each in session.model.parameters()]).double()
+    both = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+    dist.all_gather(both, weights)
+    if dist.get_rank() > 0:
+        return None
+    _, alone = run_loop(make_session(job, make_world([BATCH], rank=0)))
+    return {
+        "split": split.steps,
+        "alone": alone.steps,
+        "evaluations": [split.evaluations, alone.evaluations],
+        "equal": all(torch.equal(weights, other) for other in both),
+    }
+
+
+def refused(shares, settings, *, strategy: str, dropout: float = 0.0):
+    """The error with which a gang of such ranks does not start."""
+    try:
+        make_session(
+            _job(method="lora", precision="fp32", dropout=dropout),
+            make_world(shares, rank=dist.get_rank(), settings=settings, strategy=strategy),
+        )
+    except GanglineError as error:
+        return error.to_json()
+    return None
