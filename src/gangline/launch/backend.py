@@ -235,11 +235,16 @@ class RankSigns:
     same_s: float | None = None
     """For how long its phase file has said the same, by the clock of its host agent; a rank may report the same phase
     again."""
+    starved_s: float | None = None
+    """For how long in all it was ready and had no processor, or waited for pages from a disk; counted once it has
+    joined, and only while its phase file says the same for some seconds. None: not reported."""
     work: WorkSigns | None = None
     """Of its processes; None: not reported, as once all ranks have joined."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a count that has more than 64 bits, and for a time that no rank runs."""
+        if not 0 <= (self.starved_s or 0) <= LONGEST_S:
+            raise ValueError(f"rank {self.rank}: {self.starved_s} s are out of range")
         if not all(0 <= each <= MOST for each in (self.step or 0, self.collectives or 0)):
             raise ValueError(f"rank {self.rank}: step {self.step}, collectives {self.collectives} are out of range")
         if not 0 <= (self.same_s or 0) <= LONGEST_S:

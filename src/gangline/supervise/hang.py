@@ -1,7 +1,9 @@
 """Hang detection: a step that takes far longer than any before it hangs, and one rank or host is the cause. Pure.
 
-Phases that last long by nature, such as loading, have limits of their own. A host that does not answer is suspected
-only if all others wait for it. The positions of all ranks, and the stacks of their processes, name the cause.
+Phases that last long by nature, such as loading, have limits of their own. Time in which a rank was ready and had no
+processor, or waited for swapped pages, does not count: on a busy computer ranks are slow, and do not hang. A host that
+does not answer is suspected only if all others wait for it. The positions of all ranks, and the stacks of their
+processes, name the cause.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ class RankState:
     """When it got there."""
     told_at: float
     """Time of its last sign of life: it may report the same state again."""
+    starved_s: float = 0.0
+    """For how long in all it wanted to go on and could not (`RankSigns.starved_s`)."""
     stack: ProcessStack | None = None
 
     @property
@@ -218,12 +222,14 @@ def _moved(before: RankState | None, host: str, sign: RankSigns, now: float) -> 
         collectives=sign.collectives or 0,
         moved_at=told_at,
         told_at=told_at,
+        starved_s=sign.starved_s or 0.0,
     )
     if before is None:
         return here
     if (before.phase, before.progress) != (here.phase, here.progress):
         return replace(here, moved_at=max(told_at, before.moved_at))
     is_news = sign.same_s is not None and told_at > before.told_at + SLACK_S
+    before = replace(before, starved_s=here.starved_s)
     return replace(before, told_at=told_at) if is_news else before
 
 
@@ -432,6 +438,8 @@ OVERDUE = 1.5
 """And the step takes so many times as long as the slowest of the last ones: the host may still compute."""
 EVIDENCE_S = 5.0
 """How long stacks are waited for."""
+STARVED_S = 1800.0
+"""So much time without a processor, or of swapping, is no part of a step's duration."""
 LOADING = {"importing", "joining", "joined"}
 PAUSES = LOADING | {"evaluate", "save"}
 
@@ -522,6 +530,7 @@ class Hang:
     def _overdue(self, seen: Sequence[RankState], silent: Sequence[str], now: float) -> HangVerdict | None:
         """The verdict on a step or a pause that lasts too long."""
         phases = {each.phase for each in seen}
+        starved_s = {} if phases & PAUSES else {each.rank: self._steps.starved_s(each) for each in seen}
         if phases & PAUSES:
             limit_s = LOADING_S if phases & LOADING else PAUSE_S
             since = max(each.told_at for each in seen)
@@ -535,7 +544,10 @@ class Hang:
             return None
         least = min(each.progress for each in seen)
         behind = [each for each in seen if each.progress == least]
-        still = [each for each in behind if now - each.told_at >= still_s]
+        due_s = {rank: limit_s + wanted_s for rank, wanted_s in starved_s.items()}
+        still = [
+            each for each in behind if now - each.told_at >= still_s and now - since > due_s.get(each.rank, limit_s)
+        ]
         if len(behind) < len(seen) or len(seen) == 1:
             found = HangVerdict(kind="behind", now=now, behind=tuple(still), seen=tuple(seen), limit=words)
             return found if still else None
@@ -560,13 +572,15 @@ class _Steps:
         self._left = 0
         self._is_whole = False
         """Its begin was seen, and its duration has been measured without gaps since."""
+        self._starved: dict[int, float] = {}
+        """Rank -> for how long in all it had been starved then."""
         self._lengths: dict[int, float] = {}
         """Number of exchanges that all ranks had completed -> seconds."""
         self._is_known = False
 
     def note(self, seen: Sequence[RankState], *, now: float, is_blind: bool) -> None:
         """Take in the positions of ranks. is_blind: some are unknown."""
-        step, left = min(each.step for each in seen), min(each.left for each in seen)
+        step, left, since = min(each.step for each in seen), min(each.left for each in seen), self.since
         if self._step is None:
             self.since, self._left = now, left
         elif step > self._step:
@@ -577,6 +591,12 @@ class _Steps:
             # One rank saves while others compute; all begin together after anything else.
             self.since, self._left, self._is_whole = now, left, "save" not in phases
         self._is_whole = self._is_whole and not is_blind
+        if self.since != since:
+            self._starved = {each.rank: each.starved_s for each in seen}
+
+    def starved_s(self, rank: RankState) -> float:
+        """For how long of this step a rank wanted to go on and could not; longer than `STARVED_S` is no excuse."""
+        return min(STARVED_S, max(0.0, rank.starved_s - self._starved.get(rank.rank, rank.starved_s)))
 
     def _learn(self, step: int, left: int, now: float) -> None:
         if self._is_whole and self._step is not None:

@@ -1,7 +1,9 @@
 """A rank of the user's own program has joined once it is connected, and until a connection gets no answer."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -15,6 +17,7 @@ from gangline.agent.supervise import processes
 from gangline.agent.supervise import ranks as signs
 from gangline.agent.supervise.ranks import Ranks
 from gangline.runs.state import ProcessId
+from tests.waiting import wait_until
 
 RANK = """
 import socket, sys
@@ -147,6 +150,7 @@ def test_how_long_a_rank_has_been_where_it_is_is_told_also_after_all_have_joined
         "step": 7,
         "collectives": 20,
         "same_s": 0,
+        "starved_s": 0.0,
         "work": None,
     }
     assert worker.signs.joined
@@ -193,3 +197,47 @@ def test_a_launcher_that_is_alone_has_nobody_to_meet(tmp_path, monkeypatch):
         seen = signs.Signs({"ranks": [0], "meet": ["127.0.0.1", 1], "alone": alone}, ranks)
         seen.look(processes.find(os.getpid()))
         assert (seen.seen["launcher"], seen.seen["met"]) == (True, alone)
+
+
+SPIN = "import os\nos.sched_setaffinity(0, {{{}}})\nos.nice({})\nwhile True:\n    pass\n"
+
+
+@contextlib.contextmanager
+def spinning(*nice):
+    """Processes that want one processor, all the same one."""
+    core = min(os.sched_getaffinity(0))
+    made = [subprocess.Popen([sys.executable, "-c", SPIN.format(core, each)]) for each in nice]
+    try:
+        yield made
+    finally:
+        for each in made:
+            each.kill()
+            each.wait()
+
+
+def starved(tmp_path, process, seconds):
+    """For how long a rank in that process was starved, and for how long it was looked at."""
+    worker = Worker(tmp_path)
+    (tmp_path / "rank-0.pid").write_text(json.dumps(ProcessId.of(process.pid).to_json()))
+    ranks = Ranks(tmp_path, {0})
+    ranks.scan(ordered=False)
+    worker.signs = signs.Signs({"ranks": [0]}, ranks)
+    worker.say(7, 4, 20, 1.0)
+    begun = time.monotonic()
+    while worker.row(0)["same_s"] < seconds:
+        time.sleep(0.5)
+    return worker.row(0)["starved_s"], time.monotonic() - begun - signs.STAYS_S
+
+
+def test_a_rank_that_gets_no_processor_is_starved(tmp_path):
+    with spinning(19, 0, 0, 0) as made:
+        seen_s, passed_s = starved(tmp_path, made[0], 6)
+    assert seen_s > passed_s / 2
+
+
+def test_a_rank_that_was_stopped_is_not_however_busy_the_processor_is(tmp_path):
+    with spinning(19, 0, 0, 0) as made:
+        made[0].send_signal(signal.SIGSTOP)
+        wait_until(lambda: processes.find(made[0].pid).state == "T", "it is stopped")
+        seen_s, _ = starved(tmp_path, made[0], 5)
+    assert seen_s < 0.5

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.agent.supervise import work
-from gangline.agent.supervise.work import Amount, WorkWatch
+from gangline.agent.supervise.work import Amount, StarvedTime, WorkWatch
 
 
 class Group:
@@ -56,3 +56,45 @@ def test_one_that_has_ended_takes_nothing_away(group):
     del group.done[8]
     assert group.idle_after(30) == 30
     assert group.work.row() == {"idle_s": 30, "cpu_s": 15.0, "read_bytes": 0}
+
+
+class Rank:
+    """A process of two threads that waits for what it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.delays, self.faults = 100.0, {"7": 0, "8": 0}, 0
+        monkeypatch.setattr(work, "_run_delays", lambda _pid: dict(self.delays))
+        monkeypatch.setattr(work, "_major_faults", lambda _pid: self.faults)
+        self.starved = StarvedTime(clock=lambda: self.now)
+        self.starved.look(7)
+
+    def after(self, seconds, *, every=1.0, faults=0, **delays):
+        """So many looks, between which threads waited for a processor for so long."""
+        for _ in range(seconds):
+            self.now += every
+            self.faults += faults
+            for name, waited_s in delays.items():
+                self.delays[name.strip("t")] += int(waited_s * 1e9)
+            self.starved.look(7)
+        return round(self.starved.seconds, 3)
+
+
+def test_the_thread_that_waits_longest_for_a_processor_counts(monkeypatch):
+    assert Rank(monkeypatch).after(10, t7=0.1, t8=0.7) == 7.0
+
+
+def test_one_that_swaps_could_not_go_on_and_a_page_now_and_then_is_nothing(monkeypatch):
+    assert Rank(monkeypatch).after(10, faults=5) == 10.0
+    assert Rank(monkeypatch).after(10, faults=1) == 0.0
+
+
+def test_no_second_counts_twice_and_a_gap_between_looks_not_at_all(monkeypatch):
+    assert Rank(monkeypatch).after(10, t7=3.0, faults=9) == 10.0
+    assert Rank(monkeypatch).after(3, every=6.0, t7=6.0) == 0.0
+
+
+def test_a_thread_that_is_new_brings_nothing_with_it(monkeypatch):
+    rank = Rank(monkeypatch)
+    rank.delays["9"] = 10**12
+    assert rank.after(1) == 0.0
+    assert rank.after(1, t9=0.5) == 0.5

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, StartSigns
-from gangline.supervise.hang import EVIDENCE_S, FIRST_S, LOADING_S, PAUSE_S, SILENT_S, STEP_S, Hang
+from gangline.supervise.hang import EVIDENCE_S, FIRST_S, LOADING_S, PAUSE_S, SILENT_S, STARVED_S, STEP_S, Hang
 from tests.unit.supervise.test_board import Clock
 
 HOSTS = {"pc1": (0,), "pc2": (1,), "pc3": (2,)}
@@ -22,6 +22,7 @@ class Gang:
         self.program = program
         self.ranks = {rank: ["joined", 0, 0] for ranks in hosts.values() for rank in ranks}
         self.since = dict.fromkeys(self.ranks, 1000.0)
+        self.starved, self.shares = dict.fromkeys(self.ranks, 0.0), {}
         self.gone, self.frozen, self.ended = set(), set(), set()
         self.told = {}
         self.beat = 0
@@ -49,6 +50,8 @@ class Gang:
         before, end = len(self.events), self.clock.now + seconds
         while self.clock.now < end:
             self.clock.now = min(end, self.clock.now + every)
+            for rank, share in self.shares.items():
+                self.starved[rank] += every * share
             self.beats(*beating)
             self.look()
         return self.events[before:]
@@ -71,7 +74,14 @@ class Gang:
         phase, step, collectives = self.ranks[rank]
         same_s = round(self.clock.now - self.since[rank], 1)
         return RankSigns(
-            rank=rank, phase=phase, has_torch=True, has_met=True, step=step, collectives=collectives, same_s=same_s
+            rank=rank,
+            phase=phase,
+            has_torch=True,
+            has_met=True,
+            step=step,
+            collectives=collectives,
+            same_s=same_s,
+            starved_s=self.starved[rank],
         )
 
     def steps(self, number, seconds):
@@ -526,3 +536,50 @@ def test_nothing_is_told_before_all_have_joined_nor_of_the_users_own_program(gan
     own.stands(2)
     assert own.passes(1000, every=5) == []
     assert list(gang.hang.note([gang.status(host) for host in HOSTS], joined=False)) == []
+
+
+def test_time_without_a_processor_does_not_count_and_the_rest_does(gang):
+    gang.steps(5, 4.0)
+    gang.stands(2, "compute")
+    gang.shares = {2: 0.9}  # of each second it wants a processor, and gets it for a tenth
+    assert gang.passes(STEP_S * 8) == []
+    assert names(gang.passes(STEP_S * 3)) == ["hanging"]
+    assert gang.events[-1][1]["rank"] == 2
+
+
+def test_who_is_starved_and_then_goes_on_was_never_accused(gang):
+    gang.steps(5, 4.0)
+    gang.stands(2, "compute")
+    gang.shares = {2: 0.95}
+    assert gang.passes(120) == []
+    gang.enter("exchange", 2)
+    gang.shares = {}
+    assert gang.passes(5) == []
+    gang.enter("update")
+    gang.step += 1
+    gang.steps(2, 4.0)
+    assert gang.events == []
+
+
+def test_a_rank_that_hangs_is_found_as_soon_as_ever_though_another_one_is_starved(gang):
+    gang.steps(5, 4.0)
+    gang.stands(2)
+    gang.shares = {0: 0.9, 1: 0.9}
+    assert names(gang.passes(STEP_S + 1)) == ["hanging"]
+    assert gang.events[-1][1]["rank"] == 2
+
+
+def test_what_was_starved_in_an_earlier_step_excuses_nothing(gang):
+    gang.shares = {2: 0.9}
+    gang.steps(5, 8.0)
+    gang.shares = {}
+    gang.stands(2)
+    assert names(gang.passes(STEP_S + 1)) == ["hanging"]
+
+
+def test_of_a_host_that_starves_for_ever_no_more_than_half_an_hour_counts(gang):
+    gang.steps(5, 4.0)
+    gang.stands(2, "compute")
+    gang.shares = {2: 1.0}
+    assert gang.passes(STARVED_S, every=5) == []
+    assert names(gang.passes(STEP_S + 10)) == ["hanging"]

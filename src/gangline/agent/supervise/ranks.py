@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 from gangline.agent.host_files import PHASES, read_bytes, read_record
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.processes import Process, find, is_alive, send
-from gangline.agent.supervise.work import WorkWatch, load_per_core
+from gangline.agent.supervise.work import StarvedTime, WorkWatch, load_per_core
 
 RANK_FILE = re.compile(r"rank-(\d+)\.(pid|error\.json|exit\.json)")
 # The summary that torchrun prints for a failed rank: "exitcode  : -9 (pid: 4711)".
@@ -234,6 +234,8 @@ TORCH = b"/libtorch"
 """In a process's maps once it has imported torch."""
 ARRIVED = {"joined", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
 """Phases of a rank that has joined."""
+STAYS_S = 2.0
+"""A rank that moves on sooner is not looked at more closely."""
 OWN_PORTS = 1024
 """From here on: ports of gloo, NCCL and torch. What a program wants of a port below, as of a web service, is its own
 affair."""
@@ -265,6 +267,8 @@ class Signs:
         """Ranks that wait for an answer to a connection."""
         self._unanswered: Set[int] = set()
         """Sockets that had no answer when we looked the last time."""
+        self._starved: Dict[int, StarvedTime] = {}
+        """Of ranks that have been in one place for a while."""
         self._work: Dict[Optional[int], WorkWatch] = {}
         """Rank -> the work of its processes; None -> of the launcher and whatever else was started."""
         self.joined = False
@@ -359,8 +363,18 @@ class Signs:
     def _row(self, rank: int, phase: Optional[Dict[str, Any]]) -> Dict[str, Any]:
         row = {"torch": rank in self._with_torch, "met": rank in self._connected - self._waiting}
         told = {name: phase[name] if phase else None for name in ("phase", "step", "collectives")}
-        work = self._work.get(rank)
-        return dict(row, **told, same_s=self._same_s(rank, phase), work=None if work is None else work.row())
+        work, same_s = self._work.get(rank), self._same_s(rank, phase)
+        starved_s = self._starved_s(rank, same_s)
+        return dict(row, **told, same_s=same_s, starved_s=starved_s, work=None if work is None else work.row())
+
+    def _starved_s(self, rank: int, same_s: Optional[float]) -> Optional[float]:
+        """For how many seconds in all it wanted to go on and could not, counted only while it stays in one place."""
+        if same_s is None:
+            return None
+        starved = self._starved.setdefault(rank, StarvedTime(clock=self._clock))
+        if self.joined and same_s >= STAYS_S:
+            starved.look(self._ranks.processes[rank].pid)
+        return round(starved.seconds, 1)
 
     def _same_s(self, rank: int, phase: Optional[Dict[str, Any]]) -> Optional[float]:
         """For how many seconds its phase file has said the very same, its time included."""

@@ -13,6 +13,8 @@ from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple
 
 from gangline.agent.host_files import read_bytes
 
+APART_S = 5.0
+"""Looks that are further apart say nothing of the time between them."""
 WINDOW_S = 10.0
 """Work counts together for so long: a process that only looks now and then stays below `ENOUGH`."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -92,6 +94,56 @@ class WorkWatch:
             "cpu_s": round(self.total.cpu_s, 1),
             "read_bytes": int(self.total.read_bytes),
         }
+
+
+class StarvedTime:
+    """For how long a process could not go on, though it wanted to: it was ready and had no processor, also where its
+    control group had used up its quota, or waited for pages from a disk, as of a computer that swaps.
+
+    Of several threads the one that waited longest counts, for the others of a computation wait for it. A process that
+    sleeps, or was stopped, waits for neither.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pid = 0
+        self._looked_at = float("-inf")
+        self._delays: Dict[str, int] = {}
+        self._faults = 0
+        self.seconds = 0.0
+        """In all; only of the time between two looks that were not further apart than `APART_S`."""
+
+    def look(self, pid: int) -> None:
+        """Look once; reads one small file per thread."""
+        now = self._clock()
+        delays, faults = _run_delays(pid), _major_faults(pid)
+        passed_s = now - self._looked_at
+        if pid == self._pid and passed_s <= APART_S:
+            waited = [delays[name] - self._delays[name] for name in delays.keys() & self._delays.keys()]
+            starved_s = max(waited, default=0) / 1e9
+            if faults - self._faults >= passed_s * ENOUGH.major_faults / WINDOW_S:
+                starved_s = passed_s
+            self.seconds += min(max(0.0, starved_s), passed_s)
+        self._pid, self._looked_at, self._delays, self._faults = pid, now, delays, faults
+
+
+def _run_delays(pid: int) -> Dict[str, int]:
+    """Thread -> for how many nanoseconds it was ready and had no processor, since its start."""
+    found: Dict[str, int] = {}
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return found
+    for thread in threads:
+        words = read_bytes(thread / "schedstat").split()
+        if len(words) == 3:
+            found[thread.name] = int(words[1])
+    return found
+
+
+def _major_faults(pid: int) -> int:
+    fields = read_bytes(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split()
+    return int(fields[9]) if len(fields) > 9 else 0
 
 
 def amount_of(pid: int) -> Optional[Amount]:
