@@ -5,14 +5,15 @@
 Three lab hosts with real sshd, real torchrun and gloo; gangline's own trainer with a Llama of 4 layers x 256 (5.0 M
 weights, fp32) on the processor, two cores for all. A rank on a random host is killed (SIGKILL) at a random moment, ten
 times in one run. Seconds are counted from outside: from the kill until metrics.jsonl has a step of the next attempt;
-the stages are the supervisor's own, from when it first saw a failure. A case counts only on a machine that is quiet.
-One JSON line per kill; a file that has lines already is continued.
+the stages are the supervisor's own, from when it first saw a failure. A case counts only on a machine that is quiet,
+unless `--loaded` says otherwise. One JSON line per kill; a file that has lines already is continued.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -61,10 +62,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument(
+        "--loaded", action="store_true", help="other work may use the machine; the load is written down"
+    )
     arguments = parser.parse_args()
-    missing = KILLS - len(read(arguments.out))
+    missing = arguments.kills - len(read(arguments.out))
     if missing > 0:
-        load = quiet()
+        load = os.getloadavg()[0] if arguments.loaded else quiet()
         with tempfile.TemporaryDirectory() as folder:
             model = make_model(Path(folder) / "model")
             num_weights = _enlarge(model)
