@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from gangline.errors import RunFailed
 from gangline.runs.gang import Gang, GangRank
 from gangline.worker.launch import loopback_store
-from gangline.worker.process_group import meeting_place
+from gangline.worker.process_group import await_listener, meeting_place
 
 TIMEOUT = timedelta(seconds=20)
 RANKS = (GangRank(host="pc1", share=1), GangRank(host="pc2", share=1))
@@ -31,6 +32,22 @@ def _come(token: str, rank: int) -> str:
     except RunFailed as error:
         return error.what
     return "joins"
+
+
+def early() -> list[bool]:
+    """Whether somebody listens when a rank that came first has waited: once it is late, and once it never does."""
+    found = []
+    for opens in (True, False):
+        with socket.socket() as late:
+            late.bind(("127.0.0.1", 0))
+            port = late.getsockname()[1]
+            opening = threading.Timer(0.3, late.listen if opens else lambda: None)
+            opening.start()
+            await_listener("127.0.0.1", port, patience_s=20.0 if opens else 0.5)
+            with socket.socket() as knock:
+                found.append(knock.connect_ex(("127.0.0.1", port)) == 0)
+            opening.join()
+    return found
 
 
 def doors() -> list[str]:

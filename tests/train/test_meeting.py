@@ -16,3 +16,7 @@ def test_ranks_that_come_to_the_store_of_another_run_do_not_join(zygote):
 
 def test_the_store_of_a_rank_on_one_computer_listens_for_it_alone(zygote):
     assert zygote.fork(cases_meeting.doors).result() == ["loopback", "loopback"]
+
+
+def test_a_rank_that_comes_before_rank_0_listens_waits_for_that_and_not_for_ever(zygote):
+    assert zygote.fork(cases_meeting.early).result() == [True, False]

@@ -59,7 +59,7 @@ def prefork_main(argv: list[str]) -> NoReturn:
     if position is not None:
         position.take()
         early(list(position.words[1:]))
-    import_for(Path(words[1]))
+    import_for(Path(words[1]), gang=Path(words[2]))
     obstacle = what_forbids_a_fork()
     position = position or server.stand_by()
     if position is None:
@@ -266,18 +266,22 @@ LATER = (
 """What a rank imports only when it needs it."""
 
 
-def import_for(job: Path) -> None:
-    """Import what the ranks of a job need. What cannot be imported is left to them: they say well what is wrong."""
+def import_for(job: Path, *, gang: Path) -> None:
+    """Import what the ranks of a job need. What cannot be imported is left to them: they say well what is wrong.
+
+    gang: of an attempt; where that has not come yet, of any other one beside it.
+    """
     with _variable("OPENBLAS_NUM_THREADS", "1"):  # numpy's BLAS starts its threads when it is loaded
         importlib.import_module("numpy")
     with _variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):  # torch.cuda.is_available does not wake the driver then
         importlib.import_module("gangline.worker.train")
         for module in LATER:
             importlib.import_module(module)
-        try:
-            _import_of_job(Job.load(job))
-        except Exception as error:  # noqa: BLE001 - a rank meets it again, and has words for it
-            log.info("not imported beforehand: %s", error)
+        for each in (lambda: _import_of_job(Job.load(job)), lambda: _import_of_gang(gang)):
+            try:
+                each()
+            except Exception as error:  # noqa: BLE001 - a rank meets it again, and has words for it
+                log.info("not imported beforehand: %s", error)
 
 
 def what_forbids_a_fork() -> str:
@@ -299,7 +303,17 @@ def what_forbids_a_fork() -> str:
     return ""
 
 
+def _import_of_gang(gang: Path) -> None:
+    """The two halves of its strategy."""
+    from gangline.worker.session import train_half
+
+    beside = sorted(gang.parent.parent.glob(f"*/{gang.name}"), key=lambda path: path.stat().st_mtime)
+    for path in [gang] if gang.exists() else beside[-1:]:
+        train_half(Gang.load(path).strategy)
+
+
 def _import_of_job(job: Job) -> None:
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     from gangline.worker.model import load_config
@@ -309,7 +323,10 @@ def _import_of_job(job: Job) -> None:
             importlib.import_module("peft")
     # code that comes with a model, or a talk with the hub, is for the rank
     if Path(job.model.path).is_dir() and not job.model.trust_remote_code:
-        MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(job.model))]
+        config = load_config(job.model)
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        # transformers compiles its 900 patterns of all models' weights at the first load, and keeps them: half a second
+        get_checkpoint_conversion_mapping(config.model_type)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the first rank of the head writes
         for name in job.report.exporters:
             for module in EXPORTERS[name].modules:

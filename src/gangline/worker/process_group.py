@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -210,6 +211,8 @@ def join(gang: Gang) -> ProcessGroup:
     return ProcessGroup(gang=gang, rank=rank, device=device)
 
 
+KNOCK_S, KNOCK_PAUSE_S = 5.0, 0.01
+"""How long and how often a rank looks whether rank 0 listens already."""
 _MEETING = "gangline/meeting"
 """The first key in the store: the digest of the gang whose ranks meet there."""
 
@@ -222,6 +225,8 @@ def meeting_place(gang: Gang, rank: int, *, timeout: timedelta) -> dist.Store:
     """
     store = _own_store(gang, rank, timeout=timeout)
     if store is None:
+        if rank and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            await_listener(os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0")))
         store, _, _ = next(dist.rendezvous("env://", rank, gang.world_size, timeout=timeout))
     store.set_timeout(timeout)
     if gang.meeting:
@@ -234,6 +239,24 @@ def meeting_place(gang: Gang, rank: int, *, timeout: timedelta) -> dist.Store:
                 fix=f"start it again, with another port: gangline resume {gang.run_id}",
             )
     return dist.PrefixStore("default_pg", store)
+
+
+def await_listener(address: str, port: int, *, patience_s: float = KNOCK_S) -> None:
+    """Return once somebody listens there, or it does not look as if anybody were about to: whoever comes then says so.
+
+    torch's own client (2.13) that comes before rank 0 listens comes again half a second later. Ranks that are forked
+    come at the same moment.
+    """
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((address, port), timeout=patience_s).close()
+        except ConnectionRefusedError:
+            time.sleep(KNOCK_PAUSE_S)
+        except OSError:  # no answer, no such name: torch waits for it, and the host agent sees that
+            return
+        else:
+            return
 
 
 def _own_store(gang: Gang, rank: int, *, timeout: timedelta) -> dist.Store | None:
