@@ -35,6 +35,9 @@ def _step_gradient(job, world, *, packed: bool = False) -> torch.Tensor:
     session = make_session(job, world, packed=packed)
     _stir(session)
     outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
+    buckets = session.strategy.buckets()
+    if buckets is not None:
+        buckets.begin(1 << 16)
     Synchronous(TrainingRun(session, outlets, progress)).accumulate(3)
     return torch.cat([parameter.grad.flatten().double() for parameter in trainable(session.model).values()])
 

@@ -13,18 +13,32 @@ from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 from tests.train.cases_exact import _step_gradient
-from tests.train.small import make_job, make_session, make_world, run_loop
+from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
 
 BATCH = 24
 
 
 def _job(**changes):
-    return make_job(batch=BATCH, **{"dropout": 0.0, **changes})
+    return make_job(**{"batch": BATCH, "draws": "sample", **changes})
 
 
-def gradient(shares, settings, *, precision: str, method: str = "full", strategy: str = "ddp", packed: bool = False):
-    """Relative error of one step's gradient against a single process that takes one sample at a time."""
+def gradient(
+    shares,
+    settings,
+    *,
+    precision: str,
+    method: str = "full",
+    strategy: str = "ddp",
+    packed: bool = False,
+    attention: str = "auto",
+    **more,
+):
+    """Relative error of one step's gradient against a single process that takes one sample at a time.
+
+    more: of the model's configuration.
+    """
     job = _job(method=method, precision=precision)
+    job = replace(job, model=replace(job.model, path=model_folder(**more), attention=attention))
     split = _step_gradient(
         job, make_world(shares, rank=dist.get_rank(), settings=settings, strategy=strategy), packed=packed
     )
@@ -72,10 +86,10 @@ def losses(shares, settings, *, precision: str = "fp64", steps: int = 12, **more
 
 
 def refused(shares, settings, *, strategy: str, dropout: float = 0.0):
-    """The error with which a gang of such ranks does not start."""
+    """The error with which a gang of such ranks does not start in a run whose dropout belongs to micro-batches."""
     try:
         make_session(
-            _job(method="lora", precision="fp32", dropout=dropout),
+            _job(method="lora", precision="fp32", dropout=dropout, draws="micro_batch"),
             make_world(shares, rank=dist.get_rank(), settings=settings, strategy=strategy),
         )
     except GanglineError as error:

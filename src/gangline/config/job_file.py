@@ -360,6 +360,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         epochs=None if words.steps else words.epochs or 1.0,
         steps=words.steps,
         seed=words.seed,
+        draws="sample",
         precision=words.precision.compute,
         parameters=words.precision.parameters,
         activation_checkpointing=words.activation_checkpointing or words.activation_offloading,

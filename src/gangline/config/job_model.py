@@ -536,9 +536,9 @@ class FailureWords(Section):
     `false`: the run ends then."""
     take_back: bool = True
     """A host that was lost and answers again joins once more, as soon as the others have saved."""
-    smaller_micro_batch: bool = False
-    """Where memory does not suffice, go on with a smaller `micro_batch` by itself: more of them make up the same batch,
-    with the same samples in the same order."""
+    smaller_micro_batch: bool = True
+    """Where memory does not suffice, go on with a smaller `micro_batch` by itself: under `ddp` the rank that ran out,
+    else all. The batch and the order of samples stay the same."""
 
 
 class NotifyWords(Section):

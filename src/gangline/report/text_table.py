@@ -32,7 +32,7 @@ def restart_line(record: Mapping[str, Any]) -> str:
     less = f", without {in_words(without)}" if without else ""
     missing = f"missing: {record['missing']}" if record.get("missing") else ""
     smaller = f" with micro_batch {record['micro_batch']}" if type(record.get("micro_batch")) is int else ""
-    parts = [what, f"going on from {_step(record)}{smaller}", missing]
+    parts = [what, f"going on from {_step(record)}{smaller}", str(record.get("settings") or ""), missing]
     return f"attempt {started_attempt(record)}{where}{less}: {'; '.join(part for part in parts if part)}"
 
 

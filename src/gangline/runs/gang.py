@@ -213,6 +213,15 @@ class GangRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSettings:
+    """The smaller way in which a rank goes on that ran out of memory; None: as before."""
+
+    rank: int
+    micro_batch_size: int | None = None
+    activation_checkpointing: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gang(Division, Record):
     """All ranks of one attempt, by global rank; ranks of one host are adjacent."""
 
@@ -362,6 +371,29 @@ class Gang(Division, Record):
             zip([replica_group for replica_group in shares if replica_group in own], work_split, strict=True)
         )
         return tuple(by_replica_group[replica_groups[number]] for number in left)
+
+    def with_settings(self, own: OwnSettings, job: Job) -> Gang:
+        """The same work, of which one rank does its part in a smaller way and the others do theirs as before.
+
+        Shares count the largest micro-batches of which all sizes are multiples. job: the run's, as all ranks have it.
+        """
+        before = self.micro_batch or job.micro_batch
+        unit = before if own.micro_batch_size is None else math.gcd(before, own.micro_batch_size)
+        ranks = [
+            dataclasses.replace(
+                rank, share=rank.share * (before // unit), micro_batch_size=rank.micro_batch_size or before
+            )
+            for rank in self.ranks
+        ]
+        named = ranks[own.rank]
+        again = own.activation_checkpointing
+        ranks[own.rank] = dataclasses.replace(
+            named,
+            planned_bytes=None,
+            micro_batch_size=own.micro_batch_size or named.micro_batch_size,
+            activation_checkpointing=named.activation_checkpointing if again is None else again,
+        )
+        return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=unit)
 
     def in_smaller(self, micro_batch: int, *, before: int) -> Gang:
         """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""

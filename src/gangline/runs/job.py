@@ -367,8 +367,8 @@ class FailureJob:
     """Go on without a host that stays away; else the run ends then."""
     take_back: bool = True
     """A host that was lost and answers again joins once more, as soon as the others have saved."""
-    smaller_micro_batch: bool = False
-    """Where memory does not suffice, go on with a smaller micro-batch."""
+    smaller_micro_batch: bool = True
+    """Where memory does not suffice, go on with a smaller micro-batch, or with recomputation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,6 +443,9 @@ class Job(Record):
     steps: int | None = None
     """Optimizer steps in all; exactly one of `epochs` and `steps` is set."""
     seed: int = 0
+    draws: Literal["micro_batch", "sample"] = "micro_batch"
+    """What dropout masks belong to: each sample, whatever others share its pass; or, in runs of before, each
+    micro-batch."""
     precision: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = "auto"
     """Compute dtype of the whole run; auto: what every device of the gang can do."""
     parameters: Literal["auto", "compute", "fp32"] = "auto"

@@ -14,15 +14,24 @@ from gangline.launch.backend import HostRequest, HostStatus, StandbyBackend
 from gangline.launch.poll import look
 from gangline.runs.files import full_disk
 from gangline.runs.gang import Gang
-from gangline.runs.job import FailureJob
+from gangline.runs.job import FailureJob, Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import write_record
 from gangline.runs.state import AttemptOutcome, RunState, read_leave, read_order, write_leave, write_order
 from gangline.supervise.attempt_records import Superseded
+from gangline.supervise.cause import OutOfMemory
 from gangline.supervise.clean import end_earlier
 from gangline.supervise.gang_control import GangControl, SupervisedRun
 from gangline.supervise.lost_hosts import CutOff, LostHosts, Partition, Reaching, Recovery, find_partition
-from gangline.supervise.next_attempt import Base, failures_of, look_for_checkpoint, move_head, prepare, standby_part
+from gangline.supervise.next_attempt import (
+    Base,
+    failures_of,
+    look_for_checkpoint,
+    move_head,
+    prepare,
+    smaller_way,
+    standby_part,
+)
 from gangline.supervise.standby import Standbys, Steps
 from gangline.supervise.supervisor import Ended, Supervisor
 from gangline.units import listed
@@ -63,8 +72,9 @@ class EndedAttempt:
         """The cause of its end without numbers such as pids, so that equal causes compare equal."""
         error = self.error or {}
         what = NUMBER.sub("#", f"{error.get('host', '')} {error.get('rank', '')} {error.get('what', '')}")
-        # memory may suffice for the next size of a micro-batch
-        return f"{what} {error.get('micro_batch') or ''}".rstrip()
+        # memory may suffice for the next size of a micro-batch, or with recomputation
+        again = "recomputing" if error.get("activation_checkpointing") else ""
+        return f"{what} {error.get('micro_batch') or again}".rstrip()
 
 
 def why_not(ended_attempts: Sequence[EndedAttempt], failures: FailureJob) -> str | None:
@@ -248,7 +258,8 @@ class Attempts:
         if ended.yielded_because is None and (why := why_not(self._ended_attempts, self._failures)):
             return why
         self._pause(pause_s(self._ended_attempts))
-        self._base = base = self._with_less_memory(base, ended)
+        base, way = self._with_less_memory(base, ended)
+        self._base = base
         request = prepare(
             self._layout,
             dataclasses.replace(base, left=tuple(self._left)),
@@ -262,7 +273,7 @@ class Attempts:
             return ""
         self._reach("prepared")
         current.gang.on(set(current.request.names) - set(request.names)).end_resting()  # these hosts have left the run
-        self._report_restart(ended, chosen, step=choice.step, kept=kept)
+        self._report_restart(ended, chosen, step=choice.step, kept=kept, way=way)
         self._lost.lose(host for host in chosen.without if host not in self._left)
         if self._standbys is not None:
             self._standbys.forget(request.names)
@@ -275,12 +286,20 @@ class Attempts:
         self._reach("started")
         return None
 
-    def _with_less_memory(self, base: Base, ended: Ended) -> Base:
-        """The base, with smaller micro-batches after an out-of-memory error if the job allows that."""
-        smaller = (ended.outcome.error or {}).get("micro_batch")
-        if smaller is None or not self._failures.smaller_micro_batch:
-            return base
-        return dataclasses.replace(base, micro_batch=int(smaller))
+    def _with_less_memory(self, base: Base, ended: Ended) -> tuple[Base, str]:
+        """The base after an out-of-memory error, if the job allows that, and words for what one rank does otherwise.
+
+        The rank that ran out takes a smaller way of its own, where the strategy knows such; else all take smaller
+        micro-batches.
+        """
+        error = ended.outcome.error or {}
+        if error.get("kind") != OutOfMemory.__name__ or not self._failures.smaller_micro_batch:
+            return base, ""
+        job, current = Job.load(self._layout.job), Gang.load(self._layout.gang(self._current.attempt))
+        if (way := smaller_way(error, base, current=current, job=job)) is not None:
+            return dataclasses.replace(base, settings=(*base.settings, way.own)), way.words
+        smaller = error.get("micro_batch")
+        return (base if smaller is None else dataclasses.replace(base, micro_batch=int(smaller))), ""
 
     def _remember(self, error: Mapping[str, Any] | None, *, reached: int | None) -> None:
         """Remember the attempt that has ended. reached: None: unknown, which counts as no progress."""
@@ -290,7 +309,8 @@ class Attempts:
         starts = self._current.attempt - base.attempt + 1 if base is not None and base.again is not None else None
         self._ended_attempts.append(EndedAttempt(error=error, began_at=began_at, reached=reached, starts=starts))
 
-    def _report_restart(self, ended: Ended, chosen: NextHosts, *, step: int | None, kept: bool) -> None:
+    def _report_restart(self, ended: Ended, chosen: NextHosts, *, step: int | None, kept: bool, way: str) -> None:
+        """way: what one rank does otherwise from here on."""
         error = ended.outcome.error or {}
         details: dict[str, Any] = {
             "next": self._current.attempt + 1,
@@ -302,6 +322,8 @@ class Attempts:
         }
         if self._base is not None and self._base.micro_batch is not None:
             details["micro_batch"] = self._base.micro_batch
+        if way:
+            details["settings"] = way
         if not kept:
             details["missing"] = "metrics and curves of the previous head"
         self._current.records.event("restarting", **details)

@@ -211,7 +211,9 @@ RESIDENT = re.compile(r"\b(anon|file|shmem)-rss:(\d+)kB")
 
 
 class OutOfMemory(RunFailed):
-    """A rank ran out of memory. Its detail "micro_batch": the largest that may fit; None: it is 1, or unknown."""
+    """A rank ran out of memory. Its detail "micro_batch": the largest that may fit; None: it is 1, or unknown. Then
+    "activation_checkpointing" says whether the rank can still compute activations again.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +239,8 @@ def of_memory(
 
     failure: of `gather_failures`, with "host"; "oom" in it is what its host agent found out
     (gangline.agent.supervise.memory_kills).
-    plan, job: the content of plan.json and job.json, if there are any, with the micro_batch of the attempt in the job.
+    plan, job: the content of plan.json and job.json, if there are any; the job with this rank's own micro_batch and
+    activation_checkpointing.
     """
     shortage = _shortage(failure)
     if shortage is None:
@@ -252,7 +255,10 @@ def of_memory(
         f"{place} ran out of {shortage.device} {end}".rstrip(),
         seen="; ".join(seen) or "its memory use is unknown",
         fix=_fix(changes, shortage, failure["host"], by_itself=BY_ITSELF if smaller and not _may_shrink(job) else ""),
-        details={"micro_batch": smaller[0] if smaller else None},
+        details={
+            "micro_batch": smaller[0] if smaller else None,
+            "activation_checkpointing": smaller is None and job.get("activation_checkpointing") is False,
+        },
     )
 
 

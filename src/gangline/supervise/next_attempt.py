@@ -18,7 +18,8 @@ from gangline.provision.checkpoint_sources import CheckpointHost, Places, bring,
 from gangline.provision.trees import Spot, carry_history, place_gang
 from gangline.runs.checkpoints import CheckpointChoice
 from gangline.runs.cluster import Cluster
-from gangline.runs.gang import Gang
+from gangline.runs.decode import build as decoded
+from gangline.runs.gang import Gang, OwnSettings
 from gangline.runs.job import FailureJob, Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_if_there, load_record, write_record
@@ -45,6 +46,8 @@ class Base:
     """Hosts that were lost before it."""
     micro_batch: int | None = None
     """Samples of a micro-batch from this attempt on, after an out-of-memory error; None: as the job says."""
+    settings: tuple[OwnSettings, ...] = ()
+    """Of ranks of `gang` that have run out of memory, oldest first."""
     again: Again | None = None
     """How the user's own program is restarted; None: it is our trainer."""
 
@@ -61,6 +64,7 @@ class Base:
             left=tuple(said.get("left", ())),
             away=tuple(said.get("away", ())),
             micro_batch=said.get("micro_batch"),
+            settings=tuple(decoded(OwnSettings, each) for each in said.get("settings", ())),
             again=_again(layout, attempt),
         )
 
@@ -116,6 +120,7 @@ def prepare(
         "left": [host for host in gone if host in base.left],
         "away": [host for host in gone if host not in {*base.left, *hosts}],  # a host may take part without ranks
         "micro_batch": base.micro_batch,
+        "settings": [dataclasses.asdict(each) for each in base.settings],
     }
     write_record(layout.base(number), said)
     return request
@@ -151,11 +156,46 @@ def _lacking(gang: Gang, choice: CheckpointChoice, hosts: Sequence[str]) -> tupl
 
 
 def _in_smaller(layout: RunLayout, base: Base) -> Gang:
-    """The gang of the base with the current micro-batches."""
-    if base.micro_batch is None:
-        return base.gang
-    before = base.gang.micro_batch or Job.load(layout.job).micro_batch
-    return base.gang.in_smaller(base.micro_batch, before=before)
+    """The gang of the base with the current micro-batches, and the ways of ranks of their own."""
+    gang = base.gang
+    if base.micro_batch is None and not base.settings:
+        return gang
+    job = Job.load(layout.job)
+    if base.micro_batch is not None:
+        gang = gang.in_smaller(base.micro_batch, before=gang.micro_batch or job.micro_batch)
+    for own in base.settings:
+        gang = gang.with_settings(own, job)
+    return gang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallerWay:
+    """What changes for a rank that ran out of memory, and the words for it."""
+
+    own: OwnSettings
+    """Of a rank of the base's gang."""
+    words: str
+
+
+def smaller_way(error: Mapping[str, Any], base: Base, *, current: Gang, job: Job) -> SmallerWay | None:
+    """The way of its own in which a rank of the current attempt goes on; None where ranks cannot have any, or the
+    error says none. error: as `cause.OutOfMemory.to_json` gives it.
+    """
+    size, recomputes = error.get("micro_batch"), error.get("activation_checkpointing") is True
+    rank, able = error.get("rank"), base.gang.half.rank_settings or base.gang.world_size == 1
+    if not able or job.draws != "sample" or type(rank) is not int or not 0 <= rank < current.world_size:
+        return None
+    host = current.ranks[rank].host
+    number = base.gang.ranks_on(host)[current.ranks_on(host).index(rank)]
+    who = f"rank {rank} on {host}"
+    if type(size) is int:
+        before = current.ranks[rank].micro_batch_size or current.micro_batch or job.micro_batch
+        words = f"{who} takes micro-batches of {size} in place of {before}; the others keep theirs"
+        return SmallerWay(own=OwnSettings(rank=number, micro_batch_size=size), words=words)
+    if recomputes:
+        words = f"{who} computes activations again from here on; the others go on as before"
+        return SmallerWay(own=OwnSettings(rank=number, activation_checkpointing=True), words=words)
+    return None
 
 
 def move_head(layout: RunLayout, places: Places, *, before: str, now: str) -> bool:
@@ -179,7 +219,9 @@ def failures_of(layout: RunLayout, attempt: int) -> FailureJob | None:
     again = _again(layout, int(_said(layout, attempt)["attempt"]))
     if again is None:
         return None
-    return FailureJob(restarts=again.restarts, wait_s=COMMAND_WAIT_S, without=False, take_back=False)
+    return FailureJob(
+        restarts=again.restarts, wait_s=COMMAND_WAIT_S, without=False, take_back=False, smaller_micro_batch=False
+    )
 
 
 def _said(layout: RunLayout, attempt: int) -> dict[str, Any]:

@@ -541,8 +541,11 @@ class Supervisor:
         """The out-of-memory error of a rank, with the forecast of the plan; None: it ended otherwise."""
         with suppress(OSError, ValueError, LookupError, TypeError):  # of another version, perhaps
             plan, job = (load_if_there(path, dict) or {} for path in (self._layout.plan, self._layout.job))
-            smaller = load_record(self._layout.gang(self.attempt), Gang).micro_batch
-            return of_memory(failure, plan, {**job, **({"micro_batch": smaller} if smaller else {})})
+            gang = load_record(self._layout.gang(self.attempt), Gang)
+            rank = gang.ranks[failure["rank"]]
+            size, again = rank.micro_batch_size or gang.micro_batch, rank.activation_checkpointing
+            own = {"micro_batch": size, "activation_checkpointing": again}
+            return of_memory(failure, plan, {**job, **{key: value for key, value in own.items() if value is not None}})
         return None
 
     def _find_partition(self, statuses: Statuses) -> Partition | None:

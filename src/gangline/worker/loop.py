@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, Protocol
@@ -25,9 +26,10 @@ from gangline.runs.step_schedule import cadence, learning_rate
 from gangline.worker.agree import NO_TIMES, RankTimes, StepReport, agree
 from gangline.worker.balance import LoadBalancer, SharesMoved, padded_tokens
 from gangline.worker.batch import Batch, Indices, begin_draws, joined, micro_batch_seed, pick
+from gangline.worker.dropout import SampleDropout, random_parts
 from gangline.worker.exchange import settle_exchange
 from gangline.worker.memory_watch import MemoryWatch, memory_bytes
-from gangline.worker.model import trainable
+from gangline.worker.model import base_of, trainable
 from gangline.worker.optimizer import clip, norm_of, set_learning_rate
 from gangline.worker.pace import TokenSpeed, session_utilisation
 from gangline.worker.progress import TrainingProgress
@@ -83,8 +85,21 @@ class TrainingRun:
         self.session, self.out, self.progress = session, out, progress
         self.checkpoints = CheckpointSchedule(session, out, progress)
         self.pace = TokenSpeed(session)
+        self._joins = max(session.world.gang.pass_lengths(session.order.micro_batch)) > 1
+        by_sample = session.job.draws == "sample" and session.strategy.draws_by_sample
+        self._drops = by_sample and any(True for _ in random_parts(session.model, base_of(session.model).config))
+        self._is_watched = by_sample and self._joins
+        """Whether the next pass shows if the model draws at random in other ways, which unlike sizes refuse."""
         self.parameters = list(trainable(session.model).values())
         """Those that are trained."""
+
+    def draws(self, samples: Indices, *, step: int) -> AbstractContextManager[object]:
+        """Around forward and backward of a pass over these samples: dropout by sample, where the run has that."""
+        if not self._drops and not self._is_watched:
+            return nullcontext()
+        self._is_watched = False
+        device, seed = self.session.world.device, self.session.job.seed
+        return SampleDropout(samples, seed=seed, step=step, device=device, joined=self._joins)
 
     def micro_batch(self, samples: Indices, *, step: int, index: int, phase: str, tally: Tally) -> Batch:
         """The micro-batch `index` of 0-based step `step` on the device, with its own random seed begun.
@@ -397,7 +412,8 @@ class Synchronous:
             phase = "exchange" if last or strategy.lockstep else "compute"
             samples = np.concatenate(micro_batches[together.start : together.stop])
             batch = run.micro_batch(samples, step=step, index=together[0], phase=phase, tally=tally)
-            tally.loss_sum += strategy.forward_backward(batch, scale=scale, last=last).double()
+            with run.draws(samples, step=step):
+                tally.loss_sum += strategy.forward_backward(batch, scale=scale, last=last).double()
             tally.micro_batches += strategy.counts_loss * len(together)
         for number in range(empty):
             self._out.enter("exchange", step=step + 1)

@@ -24,6 +24,7 @@ from gangline.runs.job import Job, ModelJob
 from gangline.worker import compat
 from gangline.worker.adapters import attach_adapters, is_initial, saved_module
 from gangline.worker.data.model_folder import weight_files
+from gangline.worker.dropout import recomputation_contexts
 from gangline.worker.quantised import quantise
 from gangline.worker.tokenizer import refuse_remote_code, source_words
 from gangline.worker.vocabulary import extend_model, extends, trained_rows
@@ -82,7 +83,8 @@ def finish_model(model: Any, job: Job, *, compute: torch.dtype) -> nn.Module:
         model = attach_adapters(model, job.method, compute=compute, trained=trained, seed=job.seed, rows=rows)
     if job.activation_checkpointing:
         # reentrant checkpointing marks adapters ready twice under DDP
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        how = {"use_reentrant": False, "context_fn": recomputation_contexts}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
         if job.activation_offloading:
             keep_inputs_in_ram(model)
     model.train()

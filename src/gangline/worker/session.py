@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from gangline.strategies.table import STRATEGIES, plan_half
 from gangline.worker import documents
 from gangline.worker.adapters import initialise, load_adapter
 from gangline.worker.batch import SampleOrder, TokenSource
+from gangline.worker.dropout import random_parts
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import base_of, load_model
 from gangline.worker.optimizer import state_tensors
@@ -218,16 +220,15 @@ def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
 
 
 def _require_same_draws(session: Session) -> None:
-    """Dropout masks are drawn by micro-batch: ranks that join several in a pass would draw others."""
+    """Where dropout masks are drawn by micro-batch, ranks that join several in a pass would draw others."""
     gang = session.world.gang
-    if max(gang.pass_lengths(session.order.micro_batch)) == 1:
+    by_sample = session.job.draws == "sample" and session.strategy.draws_by_sample
+    if by_sample or max(gang.pass_lengths(session.order.micro_batch)) == 1:
         return
-    drops = [name for name, module in session.model.named_modules() if isinstance(module, nn.Dropout) and module.p > 0]
-    drops += [] if not getattr(base_of(session.model).config, "attention_dropout", 0.0) else ["attention_dropout"]
-    if drops:
+    if drops := list(islice(random_parts(session.model, base_of(session.model).config), 4)):
         raise UsageError(
             "micro_batch_size: ranks with sizes of their own train without dropout",
-            seen=f"dropout in {', '.join(drops[:4])}, whose masks are drawn by micro-batch",
+            seen=f"dropout in {', '.join(drops)}, whose masks are drawn by micro-batch in this run",
             fix="write method.dropout: 0, or give all ranks the micro_batch of the job",
         )
 

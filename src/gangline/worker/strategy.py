@@ -123,6 +123,9 @@ class Strategy:
     losses that all of them return add up to the loss."""
     clips = False
     """Whether the update clips gradients itself."""
+    draws_by_sample = True
+    """Whether forward and backward of a pass happen within `forward_backward`, on whole rows, so that dropout can
+    belong to samples; else it belongs to micro-batches."""
     finds_stragglers = True
     """Whether a rank's times tell how fast it is: not where one slow rank makes all others wait within a pass."""
 

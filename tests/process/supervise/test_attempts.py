@@ -1,5 +1,6 @@
 """A run over its attempts: hosts are played, what lies on them is real."""
 
+import dataclasses
 import errno
 import json
 import sys
@@ -84,7 +85,7 @@ class _Transport(LocalTransport):
 class Story:
     """A run on three hosts, and who looks after it in a thread."""
 
-    def __init__(self, folder, *, micro_batch=1, strategy="ddp", stages=(), backend=None, **failures):
+    def __init__(self, folder, *, micro_batch=1, strategy="ddp", stages=(), draws="sample", backend=None, **failures):
         self.folder = folder
         self.hosts = Hosts(folder)
         self.backend = backend or FakeBackend()
@@ -100,6 +101,7 @@ class Story:
         data, model = DataJob(train=SourceJob(files=("/a.txt",))), ModelJob(path="m")
         how = {"wait_s": 0.0, **failures}
         job = Job(name="tiny", model=model, data=data, batch=40, micro_batch=micro_batch, failures=FailureJob(**how))
+        job = dataclasses.replace(job, draws=draws)
         job.save(self.layout.job)
         self.tell(*NAMES)
 
@@ -209,8 +211,33 @@ def run_out_of_memory(story, name):
     story.backend.change(name, failures=({**row, "oom": oom},))
 
 
-def test_where_the_job_allows_it_goes_on_with_smaller_micro_batches_if_memory_does_not_suffice(tmp_path):
+def test_a_rank_whose_memory_does_not_suffice_goes_on_in_a_smaller_way_and_the_others_as_before(tmp_path):
     story = Story(tmp_path, micro_batch=2, smaller_micro_batch=True)
+    story.hosts.save(39)
+    story.begin()
+    run_out_of_memory(story, "pc2")
+    story.joined(2)
+    gang, twice = story.gang(2), [2 * share for share in SHARES]
+    assert (gang.micro_batch, [rank.share for rank in gang.ranks]) == (1, twice)
+    assert [rank.micro_batch_size for rank in gang.ranks] == [2, 1, 2]
+    words = "rank 1 on pc2 takes micro-batches of 1 in place of 2; the others keep theirs"
+    assert story.last("restarting")["settings"] == words
+    run_out_of_memory(story, "pc2")
+    story.joined(3)
+    assert [rank.activation_checkpointing for rank in story.gang(3).ranks] == [None, True, None]
+    assert "rank 1 on pc2 computes activations again" in story.last("restarting")["settings"]
+    story.kill_rank("pc3")
+    story.joined(4)
+    gang = story.gang(4)
+    assert [rank.share for rank in gang.ranks] == twice
+    assert [(rank.micro_batch_size, rank.activation_checkpointing) for rank in gang.ranks][1] == (1, True)
+    assert "settings" not in story.last("restarting")
+    assert len(Base.of(story.layout, 4).settings) == 2
+    story.finish()
+
+
+def test_in_a_run_whose_dropout_belongs_to_micro_batches_all_take_smaller_ones(tmp_path):
+    story = Story(tmp_path, micro_batch=2, smaller_micro_batch=True, draws="micro_batch")
     story.hosts.save(39)
     story.begin()
     run_out_of_memory(story, "pc2")
@@ -225,7 +252,7 @@ def test_where_the_job_allows_it_goes_on_with_smaller_micro_batches_if_memory_do
 
 
 def test_another_supervisor_goes_on_with_the_smaller_micro_batches(tmp_path):
-    story = Story(tmp_path, micro_batch=2, smaller_micro_batch=True)
+    story = Story(tmp_path, micro_batch=2, smaller_micro_batch=True, draws="micro_batch")
     story.begin()
     run_out_of_memory(story, "pc2")
     story.joined(2)
@@ -234,7 +261,7 @@ def test_another_supervisor_goes_on_with_the_smaller_micro_batches(tmp_path):
 
 
 def test_else_it_goes_on_as_it_was(tmp_path):
-    story = Story(tmp_path, micro_batch=2)
+    story = Story(tmp_path, micro_batch=2, smaller_micro_batch=False)
     story.begin()
     run_out_of_memory(story, "pc2")
     story.joined(2)
@@ -727,7 +754,7 @@ def test_who_has_left_and_who_was_lost_is_known_to_another_supervisor(story):
     lose(story, "pc2")
     story.joined(3)
     said = load_record(story.layout.base(3), lambda data: data)
-    assert said == {"attempt": 1, "left": ["pc3"], "away": ["pc2"], "micro_batch": None}
+    assert said == {"attempt": 1, "left": ["pc3"], "away": ["pc2"], "micro_batch": None, "settings": []}
     connect = lambda cluster: {host.name: story.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
     again = Attempts(SupervisedRun(layout=story.layout, backend=lambda _name: story.backend, connect=connect), 3)
     assert (again._left, again._lost.silent) == ({"pc3"}, {"pc2"})

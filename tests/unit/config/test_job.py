@@ -58,9 +58,17 @@ def test_defaults_are_those_of_the_resolved_job(folder):
         data=DataJob(train=SourceJob(files=(str(folder / "rows.jsonl"),))),
         batch=8,
         micro_batch=1,
+        draws="sample",
         open=OPEN,
     )
     assert load(folder, MINIMAL) == expected
+
+
+def test_a_run_of_before_keeps_dropout_by_micro_batch(folder):
+    written = load(folder, MINIMAL).to_json()
+    assert Job.from_json(written).draws == "sample"
+    del written["draws"]
+    assert Job.from_json(written).draws == "micro_batch"
 
 
 EVERYTHING = """\
@@ -97,7 +105,7 @@ schedule: {kind: linear, warmup_steps: 50, warmup_from_zero: true, final_ratio: 
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}
 checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false, each_host: part,
   on_failure: continue}
-failures: {restarts: 2, wait: 1.5 min, without: false, take_back: false, smaller_micro_batch: true}
+failures: {restarts: 2, wait: 1.5 min, without: false, take_back: false, smaller_micro_batch: false}
 report: {tensorboard: false, wandb: my-project}
 early_stopping: {patience: 2, min_improvement: 0.01}
 max_skipped_steps: 0
@@ -142,6 +150,7 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
         "pause_at",  # a sweep sets it: tests/unit/sweep/test_drive.py
         "callbacks",  # of plug-ins alone: tests/process/test_plugin_examples.py
         "plugins",
+        "draws",  # old runs alone have another value
         "schema_version",
         *strategy,
     }

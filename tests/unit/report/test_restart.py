@@ -16,6 +16,11 @@ def test_smaller_micro_batches_are_told():
     assert "going on from step 1,240 with micro_batch 1" in event_line({**LOST, "micro_batch": 1})
 
 
+def test_what_one_rank_does_otherwise_is_told():
+    words = "rank 1 on pc2 takes micro-batches of 4 in place of 8; the others keep theirs"
+    assert event_line({**LOST, "settings": words}).endswith(f"going on from step 1,240; {words}")
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from gangline.errors import UsageError
-from gangline.runs.gang import Gang, GangRank
+from gangline.runs.gang import Gang, GangRank, OwnSettings
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 
 GANG = Gang(run_id="calm-otter-7", attempt=1, ranks=tuple(GangRank(host=f"pc{n}", share=n) for n in (1, 2, 3)))
@@ -68,6 +68,21 @@ def test_settings_that_cannot_be_are_refused(strategy, unit, settings, what):
 def test_settings_that_are_those_of_the_job_are_taken_by_every_strategy():
     own_settings(None, [(4, False)] * 3, strategy="local-sgd").require_settings(JOB)
     own_settings(4, [(None, None)] * 3, strategy="pipeline").require_settings(JOB)
+
+
+def test_a_rank_that_takes_smaller_passes_leaves_the_others_theirs():
+    gang = GANG.with_settings(OwnSettings(rank=1, micro_batch_size=2), JOB)
+    assert (gang.micro_batch, [rank.share for rank in gang.ranks]) == (2, [2, 4, 6])
+    assert [rank.micro_batch_size for rank in gang.ranks] == [4, 2, 4]
+    assert gang.pass_lengths(2) == (2, 1, 2)
+    gang = gang.with_settings(OwnSettings(rank=2, micro_batch_size=1), JOB)
+    assert (gang.micro_batch, [rank.share for rank in gang.ranks]) == (1, [4, 8, 12])
+    assert [rank.micro_batch_size for rank in gang.ranks] == [4, 2, 1]
+    gang = gang.with_settings(OwnSettings(rank=2, activation_checkpointing=True), JOB)
+    assert gang.micro_batch == 1
+    assert [gang.settings_of(rank, JOB).activation_checkpointing for rank in range(3)] == [False, False, True]
+    left = gang.on(["pc1", "pc3"], attempt=2, resume_step=40)
+    assert [(rank.share, rank.micro_batch_size) for rank in left.ranks] == [(6, 4), (18, 1)]
 
 
 def test_what_is_written_is_read(tmp_path):

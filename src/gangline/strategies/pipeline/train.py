@@ -257,6 +257,7 @@ class Pipeline(Strategy):
     layout = "split"
     expects_of_layers = "take hidden states and give hidden states"
     replicated = False
+    draws_by_sample = False
     finds_stragglers = False  # a slow stage makes all of them wait: the plan's layers tell which takes how long
 
     def __init__(self, setup: StrategySetup) -> None:

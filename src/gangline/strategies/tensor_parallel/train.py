@@ -419,6 +419,7 @@ class TensorParallel(Strategy):
     expects_of_layers = "compute with some of their heads and columns alone"
     joins_by_empty_batch = True
     replicated = False
+    draws_by_sample = False
 
     def __init__(self, setup: StrategySetup) -> None:
         super().__init__(setup)
