@@ -13,6 +13,7 @@ from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 from tests.train.cases_exact import _step_gradient
+from tests.train.cases_moving import _run
 from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
 
 BATCH = 24
@@ -64,23 +65,25 @@ def passes(shares, settings):
     return {"passes": rows, "recomputing": again > 0}
 
 
-def losses(shares, settings, *, precision: str = "fp64", steps: int = 12, **more):
-    """Losses and evaluations of a whole run, split in ways of their own and alone."""
+def losses(shares, settings, *, precision: str = "fp64", steps: int = 12, moving: bool = False, **more):
+    """Losses and evaluations of a whole run, split in ways of their own and alone. moving: shares by scripted times."""
     job = _job(precision=precision, steps=steps, **more)
     job = replace(job, evaluation=replace(job.evaluation, every_steps=max(1, steps // 2)))
     world = make_world(shares, rank=dist.get_rank(), settings=settings)
+    world = replace(world, gang=replace(world.gang, moving_shares=moving))
     session = make_session(job, world)
-    _, split = run_loop(session)
+    split, shares = _run(session) if moving else (run_loop(session)[1], [])
     weights = torch.cat([each.detach().flatten() for each in session.model.parameters()]).double()
     both = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
     dist.all_gather(both, weights)
     if dist.get_rank() > 0:
         return None
-    _, alone = run_loop(make_session(job, make_world([BATCH], rank=0)))
+    _, alone = run_loop(make_session(job, make_world([BATCH], rank=0, settings=[[12 if moving else 1, False]])))
     return {
         "split": split.steps,
         "alone": alone.steps,
         "evaluations": [split.evaluations, alone.evaluations],
+        "shares": shares,
         "equal": all(torch.equal(weights, other) for other in both),
     }
 

@@ -35,13 +35,14 @@ def piece(
     each_host: str = "whole",
     disks: bool = False,
     rows=(10,),
+    settings=(),
 ):
     """One attempt: from `resume_step` (None: the beginning) until stopped or done. Losses, samples and weights.
 
     lacking: hosts whose checkpoints are not looked at. hosts: of every rank. disks: every host has a folder of its own.
     """
     rank = dist.get_rank()
-    place = {"strategy": strategy, "lacking": lacking, "hosts": hosts, "rows": rows}
+    place = {"strategy": strategy, "lacking": lacking, "hosts": hosts, "rows": rows, "settings": settings}
     world = make_world(shares, rank=rank, resume_step=resume_step, **place)
     hosts = world.gang.hosts
     words = dict(job)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.train import cases_rank_settings
+from tests.train import cases_rank_settings, cases_resume
 from tests.train.test_exact import _worst
 from tests.train.tolerances import FP32, FP32_GRADIENT, FP32_SUM, FP64
 
@@ -59,3 +59,36 @@ def test_dropout_that_is_drawn_by_micro_batch_is_refused(pool):
     assert pool(3).run(cases_rank_settings.refused, **ask) == [None, None, None]
     for error in pool(3).run(cases_rank_settings.refused, **ask, dropout=0.1):
         assert "dropout" in error["what"]
+
+
+def test_shares_that_move_leave_the_losses_those_of_one_process(pool):
+    ask = {"shares": SHARES, "settings": SETTINGS, "moving": True, "steps": 24, "method": "lora"}
+    result = pool(3).run(cases_rank_settings.losses, **ask)[0]
+    assert len({tuple(each) for each in result["shares"]}) > 1
+    assert _worst(result) <= FP64
+    assert result["equal"]
+
+
+JOB = {"batch": 24, "draws": "sample", "method": "lora", "precision": "fp64"}
+
+
+def piece(gang, folder, shares, settings, *, resume_step=None, stop_after=None):
+    """One attempt of 8 steps, or the part of it until a stop, as rank 0 tells it."""
+    ask = {"shares": shares, "settings": settings, "steps": 8, "resume_step": resume_step, "stop_after": stop_after}
+    return gang.run(cases_resume.piece, folder=str(folder), job=JOB, **ask)[0]
+
+
+def test_a_run_goes_on_with_other_settings_on_other_ranks_as_one_process_would(pool, tmp_path):
+    begun = piece(pool(3), tmp_path / "a", SHARES, SETTINGS, stop_after=4)
+    other = piece(pool(2), tmp_path / "a", [9, 15], [[4, True], [6, False]], resume_step=begun["step"])
+    alone = piece(pool(1), tmp_path / "b", [24], [[1, False]])
+    assert len(begun["losses"] + other["losses"]) == len(alone["losses"]) == 8
+    assert _worst({"split": begun["losses"] + other["losses"], "alone": alone["losses"]}) <= FP64
+
+
+def test_a_run_goes_on_with_the_same_settings_as_if_it_had_not_stopped_to_the_last_bit(pool, tmp_path):
+    through = piece(pool(3), tmp_path / "a", SHARES, SETTINGS)
+    begun = piece(pool(3), tmp_path / "b", SHARES, SETTINGS, stop_after=4)
+    ended = piece(pool(3), tmp_path / "b", SHARES, SETTINGS, resume_step=begun["step"])
+    assert begun["losses"] + ended["losses"] == through["losses"]
+    assert ended["digest"] == through["digest"]
