@@ -14,7 +14,7 @@ from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 from tests.train.cases_exact import _step_gradient
 from tests.train.cases_moving import _run
-from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
+from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder, run_loop
 
 BATCH = 24
 
@@ -32,14 +32,16 @@ def gradient(
     strategy: str = "ddp",
     packed: bool = False,
     attention: str = "auto",
+    mixture: bool = False,
     **more,
 ):
     """Relative error of one step's gradient against a single process that takes one sample at a time.
 
-    more: of the model's configuration.
+    mixture: a model of experts. more: of the model's configuration.
     """
     job = _job(method=method, precision=precision)
-    job = replace(job, model=replace(job.model, path=model_folder(**more), attention=attention))
+    path = mixture_folder() if mixture else model_folder(**more)
+    job = replace(job, model=replace(job.model, path=path, attention=attention))
     split = _step_gradient(
         job, make_world(shares, rank=dist.get_rank(), settings=settings, strategy=strategy), packed=packed
     )

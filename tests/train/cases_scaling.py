@@ -18,7 +18,7 @@ from gangline.worker.process_group import ProcessGroup
 from tests.train.cases_calibrate import CONFIG
 
 
-def order(hosts, *, method="lora", batch=12, seconds=4.0, moving=True):
+def order(hosts, *, method="lora", batch=12, seconds=4.0, moving=True, sizes=()):
     shares = [batch // len(hosts) + (rank < batch % len(hosts)) for rank in range(len(hosts))]
     job = Job(
         name="tiny",
@@ -28,7 +28,10 @@ def order(hosts, *, method="lora", batch=12, seconds=4.0, moving=True):
         micro_batch=1,
         method=MethodJob(kind=method, rank=4),
     )
-    ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
+    ranks = tuple(
+        GangRank(host=host, share=share, micro_batch_size=dict(enumerate(sizes)).get(rank))
+        for rank, (host, share) in enumerate(zip(hosts, shares, strict=True))
+    )
     gang = Gang(run_id="bench", attempt=1, ranks=ranks, moving_shares=moving)
     return {"job": job.to_json(), "config": CONFIG, "gang": gang.to_json(), "seconds": seconds, "deadline_s": 60}
 
@@ -47,6 +50,25 @@ def lines(hosts, **more):
         except GanglineError as error:
             return error.to_json()
     return [json.loads(line) for line in text.getvalue().splitlines()]
+
+
+def rows_of_passes(hosts, sizes):
+    """The largest number of rows in a pass, alone and together, while ranks are measured."""
+    ask = order(hosts, batch=24, sizes=sizes)
+    setup = bench_scaling.build(ask, _world(ask))
+    bench = bench_scaling.ScalingBenchmark(setup, seconds=30.0)
+    variants, rows = bench._variants(), {}
+    plain = setup.session.loss.forward
+
+    def forward(input_ids, *more):
+        rows[name] = max(rows.get(name, 0), len(input_ids))
+        return plain(input_ids, *more)
+
+    setup.session.loss.forward = forward
+    for name in ("alone", "together"):
+        with bench_scaling.standing_for_all(variants[name].group):
+            variants[name].stepper.advance()
+    return rows
 
 
 def exchanges(hosts, method):

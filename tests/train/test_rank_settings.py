@@ -29,6 +29,13 @@ def test_the_gradient_is_that_of_one_process(pool, method, precision, packed):
         assert result["error"] <= GRADIENT[precision]
 
 
+def test_a_mixture_of_experts_has_the_gradient_of_one_process(pool):
+    ask = {"shares": SHARES, "settings": SETTINGS, "precision": "fp32", "mixture": True}
+    for result in pool(3).run(cases_rank_settings.gradient, **ask):
+        assert result["norm"] > 1e-3
+        assert result["error"] <= FP32_GRADIENT
+
+
 @pytest.mark.parametrize(("attention", "limit"), [("eager", FP32_SUM), ("sdpa", FP64)])
 def test_dropout_within_attention_belongs_to_samples(pool, attention, limit):
     """eager: transformers rounds the weights of attention to fp32 whatever the model computes in."""

@@ -66,6 +66,13 @@ def test_the_ranks_of_a_host_are_a_world_of_their_own_for_a_while(pool):
     ]
 
 
+def test_every_host_is_measured_with_the_passes_that_a_run_gives_it(pool):
+    found = pool(2).run(cases_scaling.rows_of_passes, hosts=["pc1", "pc2"], sizes=[2, 8])
+    assert found[0] == {"alone": 2, "together": 2}
+    assert found[1]["alone"] > 3
+    assert found[1]["together"] > 2
+
+
 def test_a_job_for_which_there_is_no_time_says_how_much_it_needs(pool):
     errors = pool(3).run(cases_scaling.lines, hosts=HOSTS, seconds=0.05)
     assert errors[0]["kind"] == "UsageError"

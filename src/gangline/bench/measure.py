@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from gangline.bench.cluster_network import measure_network
@@ -91,7 +92,10 @@ def _task(job: Job, inspection: InspectResult, context: Context) -> Task:
     plan = make_plan(job, inspection.cluster, gpus, candidate=job_forecast.runnable)
     _require_whole(plan.strategy)
     assert job_forecast.config is not None
-    return Task(job=job, config=job_forecast.config, ranks=plan.gang("bench-scaling", 1))
+    gang = plan.gang("bench-scaling", 1)
+    gang.require_settings(job)
+    unit = job if gang.micro_batch is None else replace(job, micro_batch=gang.micro_batch)
+    return Task(job=unit, config=job_forecast.config, ranks=gang)
 
 
 def _require_whole(strategy: str) -> None:

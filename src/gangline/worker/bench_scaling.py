@@ -85,7 +85,7 @@ TURNS = (("alone", "together", "even"), *[("alone", "together")] * 4, ("even",),
 """What is measured, in this order, as long as there is time; the first `LEAST` of them in any case."""
 LEAST = 1
 WARM, WARM_STEPS = 4, 2
-"""Micro-batches of each rank in a step that only warms up, and how many of these steps there are."""
+"""Passes of each rank in a step that only warms up, and how many of these steps there are."""
 UPDATES = 5
 
 
@@ -111,6 +111,8 @@ class TrainingVariant:
     stepper: Synchronous
     num_micro_batches: int
     """Of a step."""
+    num_warm: int
+    """Of a step that only warms up."""
     group: Any = None
     """Of the ranks that work together; None: of all."""
 
@@ -142,7 +144,7 @@ def measure(order: dict[str, Any], world: ProcessGroup) -> None:
 
 def build(order: dict[str, Any], world: ProcessGroup) -> ScalingSetup:
     """The model, drawn at random on the device, with one strategy for all ranks and one for those of a host."""
-    job = _measured_job(Job.from_json(order["job"]))
+    job = world.gang.settings_of(world.rank, _measured_job(Job.from_json(order["job"])))
     precision = agree_precision(job, world.device, world_size=world.size)
     drawn = precision.parameters if job.method.kind == "full" else precision.compute
     model = random_model(job, order["config"], device=world.device, compute=precision.compute, drawn=drawn)
@@ -224,20 +226,25 @@ class ScalingBenchmark:
         setup, session = self._setup, self._setup.session
         world = dataclasses.replace(setup.host if alone else self._world, gang=gang)
         count, size = sum(world.shares), session.job.micro_batch
+        num_warm = min(count, WARM * sum(gang.pass_lengths(size)))
         order = Warming(
             num_samples=count * size,
             batch=count * size,
             micro_batch=size,
             seed=session.job.seed,
             warm_steps=WARM_STEPS,
-            warm_batch=min(count, WARM * world.size) * size,
+            warm_batch=num_warm * size,
         )
         strategy = setup.alone if alone else session.strategy
         session = dataclasses.replace(session, world=world, order=order, strategy=strategy)
         outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
         stepper = Synchronous(TrainingRun(session, outlets, progress))
         return TrainingVariant(
-            world=world, stepper=stepper, num_micro_batches=count, group=setup.group if alone else None
+            world=world,
+            stepper=stepper,
+            num_micro_batches=count,
+            num_warm=num_warm,
+            group=setup.group if alone else None,
         )
 
     def _plan(self, name: str, step_s: float) -> None:
@@ -358,7 +365,7 @@ def _with_shares(gang: Gang, shares: Sequence[int]) -> Gang:
 
 def _unit_s(step: StepReport, way: TrainingVariant) -> list[float]:
     """Seconds of a micro-batch on every rank, from a step that warmed up."""
-    counts = split_whole(min(way.num_micro_batches, WARM * way.world.size), way.stepper.shares)
+    counts = split_whole(way.num_warm, way.stepper.shares)
     return [
         max(1e-6, (times.data_s + times.compute_s) / max(1, count))
         for times, count in zip(step.times, counts, strict=True)
