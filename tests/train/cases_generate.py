@@ -15,7 +15,8 @@ from gangline.errors import GanglineError
 from gangline.runs.job import ChatTemplateJob
 from gangline.worker import generate as generate_module
 from gangline.worker.export import export
-from gangline.worker.generate import Interrupted, Sampling, chat, open_folder, open_run
+from gangline.worker.generate import open_folder, open_run
+from gangline.worker.talk import Interrupted, Sampling, chat, without_controls
 from tests.train.tiny import make_job, write_model, write_run, write_tokenizer
 
 TEMPLATE = (
@@ -77,7 +78,7 @@ def greedy_answer(folder):
         input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=12, do_sample=False, pad_token_id=1
     )
     expected = speaker.tokenizer.decode(ids[0, tokens.shape[1] :], skip_special_tokens=True)
-    return [ask(speaker, "the tea"), generate_module._CONTROLS.sub("", expected)]
+    return [ask(speaker, "the tea"), without_controls(expected)]
 
 
 def answers_by_seed(folder, *, seeds):
@@ -116,7 +117,7 @@ def conversation(folder, *, lines):
 
     speaker.model.generate = spy
     answers, talk = io.StringIO(), io.StringIO()
-    code = chat(speaker, GREEDY, source=io.StringIO("".join(lines)), answers=answers, talk=talk)
+    code = chat([("", speaker)], GREEDY, source=io.StringIO("".join(lines)), answers=answers, talk=talk)
     return {"code": code, "answers": answers.getvalue(), "talk": talk.getvalue(), "prompts": prompts}
 
 
@@ -169,3 +170,31 @@ def main(argv, *, folder, source=None, template=None):
     finally:
         sys.stdin = kept
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+
+
+def beside_base(folder, *, merged):
+    """A chat with a tuned model and its base, saved; and what each says alone."""
+    exported(folder, merged=merged)
+    tuned = str(Path(folder) / "out")
+    file = Path(folder) / "chat.jsonl"
+    argv = [tuned, "--against-base", "--plain", "--max-tokens", "12", "--temperature", "0"]
+    done = main(argv, folder=folder, source=f"tea\n/save {file}\n/save {file}\n/save\n")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return done, rows, [ask(open_folder(Path(each)), "tea") for each in (tuned, Path(folder) / "base")]
+
+
+def without_memory(folder):
+    """A chat whose second answer asks for more memory than there can be."""
+    speaker = open_folder(model_folder(folder))
+    real, calls = speaker.model.generate, []
+
+    def generate(**arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            torch.empty(1 << 50, dtype=torch.uint8)
+        return real(**arguments)
+
+    speaker.model.generate = generate
+    answers, talk = io.StringIO(), io.StringIO()
+    chat([("", speaker)], GREEDY, source=io.StringIO("tea\ncup\ntea\n"), answers=answers, talk=talk)
+    return answers.getvalue(), talk.getvalue()

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 
 from gangline.errors import GanglineError
-from gangline.worker.generate import Sampling, open_folder
+from gangline.worker.generate import open_folder
 from gangline.worker.serving.engine import Question, QueueFull, Served, open_engine
+from gangline.worker.talk import Sampling
 from tests.train.cases_generate import TEMPLATE, exported, model_folder
 
 HELLO = [{"role": "user", "content": "tea?"}]

@@ -121,3 +121,26 @@ def test_a_mistake_is_told_in_three_parts(run, argv, kind):
     assert error["exit_code"] == 2
     assert error["seen"]
     assert error["fix"]
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_tuned_model_and_its_base_answer_beside_each_other_and_the_chat_is_saved(run, merged):
+    done, rows, (tuned, base) = run(cases_generate.beside_base, merged=merged)
+    assert done["out"] == f"[tuned] {tuned}\n[base] {base}\n"
+    assert tuned != base
+    asked = {"role": "user", "content": "tea"}
+    assert rows == [
+        {"messages": [asked, {"role": "assistant", "content": said}], "model": name}
+        for name, said in (("tuned", tuned), ("base", base))
+    ]
+    assert "written: " in done["err"]
+    assert "is not written: File exists" in done["err"]
+    assert "no file is named" in done["err"]
+
+
+def test_an_answer_without_memory_is_told_in_a_clear_word_and_the_chat_goes_on(run):
+    answers, talk = run(cases_generate.without_memory)
+    assert "the device has no memory left for this answer" in talk
+    assert "Traceback" not in talk
+    first, second = answers.splitlines()
+    assert first == second

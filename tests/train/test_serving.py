@@ -1,6 +1,7 @@
 """A served model, asked by OpenAI's own client."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gangline.worker.serving.engine import ENGINES
+from gangline.worker.talk import without_controls
 from tests.train import cases_serving
 
 openai = pytest.importorskip("openai")
@@ -213,3 +215,44 @@ def test_an_endpoint_ends_with_whoever_started_it_and_tells_open_streams(models)
             said = [str(error)]
     assert "the endpoint is closing" in said[-1] or said[-1] == "length"
     assert process.wait(30) == 0
+
+
+def talk(worker, *words, key=TOKEN, source=None):
+    url = f"http://127.0.0.1:{worker[1]['port']}"
+    return subprocess.run(
+        [
+            str(Path(sys.executable).with_name("gangline")),
+            "chat",
+            url,
+            "--temperature",
+            "0",
+            "--max-tokens",
+            "12",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        input=source,
+        timeout=120,
+        env={**os.environ, "OPENAI_API_KEY": key},
+    )
+
+
+def test_gangline_chat_says_what_the_client_of_openai_gets(client, worker):
+    asked = {"messages": HELLO, "temperature": 0, "max_tokens": 12}
+    said = [
+        client.chat.completions.create(model=name, **asked).choices[0].message.content for name in ("tiny", "tuned")
+    ]
+    tiny, tuned = map(without_controls, said)
+    assert talk(worker, "--prompt", "tea?").stdout == f"{tiny}\n"
+    both = talk(worker, "--model", "tuned", "--against", "tiny", source="tea?\n")
+    assert both.stdout == f"[tuned] {tuned}\n[tiny] {tiny}\n"
+
+
+def test_gangline_chat_tells_a_wrong_key_and_a_model_that_is_not_there(worker):
+    wrong = talk(worker, "--prompt", "tea?", key="not-the-key-of-this-one")
+    assert wrong.returncode == 2
+    assert "the token is missing or wrong" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+    stranger = talk(worker, "--model", "nobody", "--prompt", "tea?")
+    assert (stranger.returncode, "it has tiny, tuned" in stranger.stderr) == (2, True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from gangline.errors import GanglineError, HostUnreachable, UsageError
+from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.provision.ask import ask_worker
 from gangline.provision.checkpoint_sources import (
     CheckpointHost,
@@ -26,6 +28,7 @@ from gangline.runs.files import read_json, write_json
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE
+from gangline.transport.local import our_python
 from gangline.transport.terminal import interactive
 from gangline.transport.transport import Transport
 
@@ -155,6 +158,23 @@ def chat_with_saved(saved: SavedPart, options: Sequence[str]) -> int:
     words = ("generate", "--run", str(saved.run_folder), "--checkpoint", str(saved.part), *options)
     host = saved.place.host
     return interactive(host, (*_with_code(host), *host.argv("-m", "gangline.worker", *words)))
+
+
+def chat_with_endpoint(url: str, options: Sequence[str]) -> int:
+    """Talk in this terminal with a model behind an endpoint; the exit code of the talk."""
+    host = Host(name="this computer", workdir="", python=sys.executable)
+    return interactive(host, our_python("gangline.worker", "talk", url, *options))
+
+
+def refuse_killed(code: int) -> int:
+    """The exit code of a talk. Raises RunFailed for one that the system killed."""
+    if code not in {-signal.SIGKILL, 128 + signal.SIGKILL}:
+        return code
+    raise RunFailed(
+        "the talk was killed by the system",
+        seen=f"exit code {code}: mostly the memory of its computer was used up",
+        fix="end what else runs there; or take a smaller form: gangline export --gguf q8_0 for llama.cpp and Ollama",
+    )
 
 
 def _with_code(host: Host) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ VERBS = {
     "export": ("gangline.worker.export", "export_main"),
     "gguf": ("gangline.worker.gguf", "gguf_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
+    "talk": ("gangline.worker.talk", "talk_main"),
     "evaluate": ("gangline.worker.harness", "evaluate_main"),
     "serve": ("gangline.worker.serving.endpoint", "serve_main"),
     "scratch": ("gangline.worker.scratch", "scratch_main"),
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def _tell(error: GanglineError, verb: str) -> int:
-    if verb != "generate":  # its stdout is for a person, not for a controller
+    if verb not in {"generate", "talk"}:  # their stdout is for a person, not for a controller
         write_line(**error_document(error))
     sys.stderr.write(f"{error}\n")
     return error.exit_code

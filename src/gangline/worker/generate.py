@@ -9,46 +9,40 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from transformers import TextStreamer
 
-from gangline.errors import ModelError, UsageError, error_summary
+from gangline.errors import ModelError, RunFailed, UsageError, error_summary
 from gangline.formats import FORMATS
 from gangline.runs.files import read_json
 from gangline.runs.job import ModelJob
 from gangline.worker.data.tokenise import stop_ids, with_template
 from gangline.worker.export import NOTE_FILE
+from gangline.worker.talk import (
+    DEFAULT,
+    Answerer,
+    Interrupted,
+    Message,
+    Sampling,
+    answer_once,
+    chat,
+    without_controls,
+)
 from gangline.worker.tokenizer import load_tokenizer
 from gangline.worker.trained import hush_libraries, load_trained, open_checkpoint
 
-Message = dict[str, str]
+BASE = "base"
+LESS = "shorter answers (--max-tokens), a shorter chat, or end what else runs on the device"
+SMALLER = "end what else runs there; or take a smaller form: gangline export --gguf q8_0 for llama.cpp and Ollama"
 
 log = logging.getLogger(__name__)
-
-_INTERRUPTED = 130
-# What could steer a terminal, line breaks and tabs excepted.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the next token is drawn."""
-
-    max_tokens: int = 256
-    temperature: float = 0.7
-    """0: always the likeliest."""
-    seed: int = 0
-
-
-_DEFAULT = Sampling()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +70,7 @@ class Speaker:
         if sampling.temperature > 0:
             drawing = {"do_sample": True, "temperature": sampling.temperature}
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), in_memory("the device has no memory left for this answer", LESS):
                 self.model.generate(
                     input_ids=tokens,
                     attention_mask=torch.ones_like(tokens),
@@ -149,10 +143,6 @@ class Speaker:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
 
-class Interrupted(Exception):
-    """Ctrl-C ended an answer; the text is what had been said."""
-
-
 class WordStreamer(TextStreamer):
     """Hands out whole words as soon as they are certain, without what could steer a terminal."""
 
@@ -163,7 +153,7 @@ class WordStreamer(TextStreamer):
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:  # noqa: ARG002 - the base class gives it
         """Called by the base class with the next words."""
-        clean = _CONTROLS.sub("", text)
+        clean = without_controls(text)
         self.text += clean
         if clean:
             self._write(clean)
@@ -185,40 +175,10 @@ def generate_main(argv: list[str]) -> int:
         )
     sampling = Sampling(max_tokens=words.max_tokens, temperature=words.temperature, seed=words.seed)
     torch.manual_seed(sampling.seed)
+    models = [("tuned", speaker), (BASE, base_beside(speaker, words))] if words.against_base else [("", speaker)]
     if words.prompt is None:
-        return chat(speaker, sampling, source=sys.stdin, answers=sys.stdout, talk=sys.stderr)
-    return answer_once(speaker, words.prompt, sampling, answers=sys.stdout)
-
-
-def answer_once(speaker: Speaker, prompt: str, sampling: Sampling, *, answers: TextIO) -> int:
-    """Stream one answer; the exit code."""
-    try:
-        speaker.answer([{"role": "user", "content": prompt}], sampling, _writer(answers))
-    except Interrupted:
-        return _INTERRUPTED
-    finally:
-        _writer(answers)("\n")
-    return 0
-
-
-def chat(speaker: Speaker, sampling: Sampling, *, source: TextIO, answers: TextIO, talk: TextIO) -> int:
-    """One answer per line of `source` until it ends; answers go to `answers`, everything else to `talk`."""
-    write, say = _writer(answers), _writer(talk)
-    say("Ctrl-C ends an answer, Ctrl-D the chat.\n")
-    messages: list[Message] = []
-    for line in _lines(source, say):
-        messages.append({"role": "user", "content": line})
-        try:
-            said = speaker.answer(messages, sampling, write)
-        except Interrupted as stop:
-            said = str(stop)
-        except UsageError as error:
-            say(f"{error}\n")
-            messages.pop()
-            continue
-        write("\n")
-        messages.append({"role": "assistant", "content": said})
-    return 0
+        return chat(models, sampling, source=sys.stdin, answers=sys.stdout, talk=sys.stderr)
+    return answer_once(models, words.prompt, sampling, answers=sys.stdout)
 
 
 def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = False) -> Speaker:
@@ -262,6 +222,28 @@ def open_base(*, folder: Path | None = None, run: Path | None = None, part: Path
     return _speaker(model, tokenizer, data_format=data_format, plain=False)
 
 
+class WithoutAdapter:
+    """The model below an adapter: the same weights, which are in memory once."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self._speaker = speaker
+
+    def answer(self, messages: Sequence[Message], sampling: Sampling, write: Callable[[str], None]) -> str:
+        """See `Speaker.answer`."""
+        with self._speaker.model.disable_adapter():
+            return self._speaker.answer(messages, sampling, write)
+
+
+def base_beside(speaker: Speaker, words: argparse.Namespace) -> Answerer:
+    """The model that a speaker was trained from, asked in the same form. Raises as `open_base`."""
+    from peft import PeftModel
+
+    if isinstance(speaker.model, PeftModel):
+        return WithoutAdapter(speaker)
+    base = open_base(folder=words.folder, run=words.run, part=words.checkpoint)
+    return Speaker(model=base.model, tokenizer=base.tokenizer, form=base.form if base.form == "plain" else speaker.form)
+
+
 def _base_of_folder(folder: Path) -> ModelJob:
     if (folder / "adapter_config.json").is_file():
         return _base_of_adapter(folder)
@@ -298,7 +280,9 @@ def open_run(run: Path, part: Path, *, plain: bool = False) -> Speaker:
 def _speaker(model: Any, tokenizer: Any, *, data_format: str, plain: bool) -> Speaker:
     form = "plain" if plain else _form(data_format, has_template=bool(tokenizer.chat_template))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Speaker(model=model.to(device).eval(), tokenizer=tokenizer, form=form)
+    with in_memory(f"the model does not fit into the memory of {device}", SMALLER):
+        model = model.to(device).eval()
+    return Speaker(model=model, tokenizer=tokenizer, form=form)
 
 
 def _form(data_format: str, *, has_template: bool) -> str:
@@ -320,7 +304,10 @@ def _base_of_adapter(folder: Path) -> ModelJob:
 def loading(model: str, adapter: Path | None) -> Iterator[None]:
     """Errors of a model that is read, raised as ModelError."""
     try:
-        yield
+        with in_memory(f"{model} does not fit into the memory here", SMALLER):
+            yield
+    except RunFailed:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         place = f"{model} with the adapter {adapter}" if adapter else model
         raise ModelError(
@@ -331,27 +318,20 @@ def loading(model: str, adapter: Path | None) -> Iterator[None]:
         ) from error
 
 
-def _lines(source: TextIO, say: Callable[[str], None]) -> Iterator[str]:
-    while True:
-        say("> ")
-        try:
-            line = source.readline()
-        except KeyboardInterrupt:
-            say("\n")
-            continue
-        if not line:
-            say("\n")
-            return
-        if line.strip():
-            yield line.rstrip("\n")
+@contextmanager
+def in_memory(what: str, fix: str) -> Iterator[None]:
+    """The lack of memory, of a GPU or of the computer, raised as RunFailed; other errors as they are."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        raise RunFailed(what, seen=error_summary(error), fix=fix) from error
 
 
-def _writer(stream: TextIO) -> Callable[[str], None]:
-    def write(text: str) -> None:
-        stream.write(text)
-        stream.flush()
-
-    return write
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error of torch says that there was no memory left; of the computer's memory it has no class for it."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -361,9 +341,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--run", type=Path, help="a run directory, instead of a folder")
     parser.add_argument("--checkpoint", type=Path, help="a part of a committed checkpoint of that run")
     parser.add_argument("--prompt", help="answer this prompt and exit")
-    parser.add_argument("--max-tokens", type=int, default=_DEFAULT.max_tokens)
-    parser.add_argument("--temperature", type=float, default=_DEFAULT.temperature)
-    parser.add_argument("--seed", type=int, default=_DEFAULT.seed)
+    parser.add_argument("--max-tokens", type=int, default=DEFAULT.max_tokens)
+    parser.add_argument("--temperature", type=float, default=DEFAULT.temperature)
+    parser.add_argument("--seed", type=int, default=DEFAULT.seed)
+    parser.add_argument("--against-base", action="store_true", help="the model before training answers, too")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", help="insist on the chat template")
     form.add_argument("--plain", action="store_true", help="go on with the text as it is")

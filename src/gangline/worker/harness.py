@@ -18,10 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gangline.errors import RunFailed, UsageError, error_summary
-from gangline.worker.generate import Speaker, open_base, open_folder, open_run
+from gangline.worker.generate import Speaker, lacks_memory, open_base, open_folder, open_run
 from gangline.worker.json_lines import write_line
 from gangline.worker.trained import hush_libraries
 
@@ -177,7 +175,7 @@ def _no_task(name: str, error: Exception) -> UsageError:
 
 
 def _failed(error: Exception) -> RunFailed:
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    if lacks_memory(error):
         return RunFailed(
             "the device has no memory left for this evaluation",
             seen=error_summary(error)[:MOST_SEEN],
