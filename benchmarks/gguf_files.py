@@ -7,8 +7,9 @@ trained here, with the pattern of GPT-2, Llama 3 or Qwen2, or one of SentencePie
 converter to each form, and compared by the check of `gangline export --check`;
 then 64 words are drawn greedily by both, equal up to the first place where the gap of the model's two likeliest words
 is below twice the largest difference of a logit. Then ten faults are planted, one at a time, into the folder that is
-converted or the file that was, and the check is asked. One JSON line each. Exit code 1 if a file was refused that has
-no fault, if words differ before such a place, or if a fault was not found.
+converted or the file that was, and the check is asked. Three wider models are
+written as q4_k_m, beside PyTorch with the same weights rounded. One JSON line each. Exit code 1 if a file was refused
+that has no fault, if words differ before such a place, if a fault was not found, or if a report is not PyTorch's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -34,8 +36,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaT
 from gangline.errors import GanglineError
 from gangline.provision.code import trainer_here
 from gangline.provision.llama_cpp import bring_llama_cpp
-from gangline.worker.gguf import PATTERNS, convert
-from gangline.worker.gguf_check import TOLERANCE, LlamaServer, check_file
+from gangline.worker.gguf import MIXED, PATTERNS, convert
+from gangline.worker.gguf_check import POSITIONS, TEXTS, TOLERANCE, LlamaServer, check_file
+from gangline.worker.gguf_mix import quantise_file, quantised, type_of
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>\n{% endfor %}"
@@ -53,6 +56,8 @@ SHAPES = {
     "gemma": ("gemma", "sentencepiece-no-prefix"),
 }
 """Model -> architecture of transformers, tokenizer."""
+LAYERS = 8
+"""Of a model in q4_k_m: three of them keep more bits."""
 
 
 def write_tokenizer(kind: str, folder: Path) -> int:
@@ -97,8 +102,8 @@ def _write_sentencepiece(folder: Path, *, prefix: bool) -> int:
     return len(tokenizer)
 
 
-def make_model(name: str, folder: Path, *, seed: int) -> None:
-    """A folder with a model of random weights and its tokenizer."""
+def make_model(name: str, folder: Path, *, seed: int, **changes: Any) -> None:
+    """A folder with a model of random weights and its tokenizer; `changes` of its configuration."""
     torch.manual_seed(seed)
     kind, cut = SHAPES[name]
     folder.mkdir()
@@ -106,7 +111,7 @@ def make_model(name: str, folder: Path, *, seed: int) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     more = {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "vocab_size": words}
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model(kind, **sizes, **more, **ends, initializer_range=0.1)
+    config = AutoConfig.for_model(kind, **{**sizes, **more, **ends, "initializer_range": 0.1, **changes})
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
@@ -223,6 +228,47 @@ def one(name: str, form: str, folder: Path, path: Path, tools: Path) -> dict[str
     }  # fmt: skip
 
 
+def mixed(name: str, folder: Path, path: Path, tools: Path, *, seed: int) -> dict[str, Any]:
+    """A line of a file in q4_k_m, with eight layers whose rows have whole blocks: what the check says of it, and what
+    plain transformers says with each weight quantised and decoded by itself. llama.cpp also rounds activations.
+    """
+    ties = {"tie_word_embeddings": name == "qwen2"}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": LAYERS, "head_dim": 64}
+    make_model(name, folder, seed=seed, **sizes, **ties, initializer_range=0.04)
+    whole = path.with_suffix(".whole")
+    convert(folder, whole, "f32", llama_cpp=tools)
+    quantise_file(whole, path)
+    lost = check_file(path, folder, MIXED)
+    perplexity, agreement = by_hand(folder)
+    near = abs(lost.perplexity / perplexity - 1) < 0.01 and abs(lost.top_agreement - agreement) < 0.05
+    line = {"model": name, "form": MIXED, "by_hand_perplexity": perplexity, "by_hand_agreement": agreement}
+    return {**line, **asdict(lost), "bytes": path.stat().st_size, "f32_bytes": whole.stat().st_size, "good": near}
+
+
+@torch.no_grad()
+def by_hand(folder: Path) -> tuple[float, float]:
+    """Perplexity and agreement of the likeliest word of a model in q4_k_m, in PyTorch."""
+    import gguf
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model, rounded = (AutoModelForCausalLM.from_pretrained(folder).eval() for _ in range(2))
+    tied = bool(model.config.tie_word_embeddings)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, model.config.model_type.upper()), LAYERS)
+    for name, weight in rounded.named_parameters():
+        there = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        kind = type_of(there, tuple(weight.shape), num_layers=LAYERS, tied=tied, grouped=True)
+        if kind is not None:
+            number = gguf.GGMLQuantizationType[kind]
+            weight.copy_(torch.from_numpy(gguf.quants.dequantize(quantised(weight.numpy(), kind), number)))
+    surprise, same = [], []
+    for text in TEXTS:
+        tokens = torch.tensor([tokenizer.encode(text)[: POSITIONS + 1]])
+        one, other = (each(input_ids=tokens).logits[0, :-1].log_softmax(-1) for each in (model, rounded))
+        surprise += (-other.gather(1, tokens[0, 1:, None]))[:, 0].tolist()
+        same += (one.argmax(-1) == other.argmax(-1)).tolist()
+    return math.exp(sum(surprise) / len(surprise)), sum(same) / len(same)
+
+
 def planted(name: str, form: str, fault: str, folder: Path, tools: Path) -> dict[str, Any]:
     """A line of a file with a fault."""
     wrong, path = folder.with_name("wrong"), folder.with_name("wrong.gguf")
@@ -257,7 +303,7 @@ def main() -> int:
         for name in SHAPES:
             folder = Path(there) / name
             make_model(name, folder, seed=options.seed)
-            for form in TOLERANCE:
+            for form in [each for each in TOLERANCE if each != MIXED]:
                 lines = [one(name, form, folder, Path(there) / f"{name}-{form}.gguf", tools)]
                 if lines[0]["good"] and form in {"f16", "q8_0"} and name in {"llama", "qwen2"}:
                     lines += [planted(name, form, fault, folder, tools) for fault in (*IN_FOLDER, *IN_FILE)]
@@ -265,6 +311,10 @@ def main() -> int:
                     good = good and line["good"]
                     out.write(json.dumps({"seed": options.seed, **line}) + "\n")
                     out.flush()
+        for name in ("llama3", "qwen2", "qwen3"):
+            line = mixed(name, Path(there) / f"{name}-wide", Path(there) / f"{name}.gguf", tools, seed=options.seed)
+            good = good and line["good"]
+            out.write(json.dumps({"seed": options.seed, **line}) + "\n")
     return 0 if good else 1
 
 

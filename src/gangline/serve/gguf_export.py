@@ -13,8 +13,8 @@ from gangline.provision.console import SILENT, Console
 from gangline.provision.llama_cpp import bring_llama_cpp
 from gangline.transport.local import LocalTransport
 
-FORMS = ("f32", "f16", "bf16", "q8_0")
-"""How weights can be stored: what llama.cpp's converter writes by itself."""
+FORMS = ("f32", "f16", "bf16", "q8_0", "q4_k_m")
+"""How weights can be stored: what llama.cpp's converter writes by itself, and q4_k_m by way of f32."""
 
 
 def refuse_forms(forms: Sequence[str], *, check: bool) -> None:

