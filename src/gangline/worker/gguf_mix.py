@@ -42,7 +42,7 @@ def type_of(name: str, shape: tuple[int, ...], *, num_layers: int, tied: bool, g
 
     shape: rows first. tied: output and input words share their weights. grouped: several heads share keys and values.
     """
-    if len(shape) < 2 or not name.endswith("weight") or "_norm.weight" in name:
+    if len(shape) < 2 or not name.endswith("weight") or name.endswith("norm.weight"):
         return None
     found = re.match(r"blk\.(\d+)\.(\w+)\.weight", name)
     more = found is not None and uses_more_bits(int(found[1]), num_layers)

@@ -121,7 +121,7 @@ def _rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     for task, values in {**found["results"], **found.get("groups", {})}.items():
         for key, value in values.items():
             name, comma, chosen = key.partition(",")
-            if not comma or name.endswith("_stderr") or not isinstance(value, (int, float)):
+            if not comma or name.endswith("stderr") or not isinstance(value, (int, float)):
                 continue
             rows.append(
                 {
