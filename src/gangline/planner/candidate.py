@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,6 +89,18 @@ class EvaluationContext:
     """Speeds of placements, by what these depend on."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """How one rank does its part of a step, where ranks have settings of their own."""
+
+    training: Training
+    """With the samples of its longest forward pass, and its own recomputation."""
+    share: int
+    """Micro-batches of the run, in which the shares of all ranks count."""
+    passes: int
+    """Forward passes that it joins them into, about equally long; 0: it has none."""
+
+
 @dataclass(frozen=True, kw_only=True)  # no slots: figures are computed once, and kept
 class Scenario:
     """One training on one cluster: what all candidates with it have in common."""
@@ -96,7 +108,10 @@ class Scenario:
     query: PlanQuery
     world: PlannedCluster
     training: Training
+    """Of all ranks; where they have settings of their own, with the micro-batch in which shares count."""
     cache: EvaluationContext = field(compare=False, repr=False)
+    settings: tuple[RankSettings, ...] = ()
+    """By rank, where ranks have settings of their own (`planner.rank_settings`)."""
 
     @property
     def count(self) -> int:
@@ -136,6 +151,9 @@ class Scenario:
     @functools.cached_property
     def models(self) -> tuple[ComputeModel | None, ...]:
         """Speeds by rank; equal ones are the same object."""
+        if self.settings:
+            each = {own.training.checkpointing: self._of_all(own.training) for own in self.settings}
+            return tuple(each[own.training.checkpointing][rank] for rank, own in enumerate(self.settings))
         known = self.cache.models.setdefault(self.training, {})
         found: list[ComputeModel | None] = []
         last: tuple[object, ...] = ()
@@ -148,14 +166,41 @@ class Scenario:
             last = key
         return tuple(found)
 
+    def _of_all(self, training: Training) -> tuple[ComputeModel | None, ...]:
+        """Speeds of all ranks with the recomputation of one of them."""
+        alike = dataclasses.replace(self.training, checkpointing=training.checkpointing)
+        return dataclasses.replace(self, training=alike, settings=()).models
+
     @functools.cached_property
     def seconds(self) -> tuple[float, ...]:
-        """Seconds of a micro-batch, by rank; 1 where the speed is not known."""
+        """Seconds of a micro-batch, by rank; 1 where the speed is not known.
+
+        With settings of their own they are those of a share, evenly: what ranks do alone in their own best way.
+        """
+        if self.settings:
+            return tuple(busy_s / max(1, own.share) for busy_s, own in zip(self._busy_s(), self.settings, strict=True))
         return tuple(1.0 if model is None else model.micro_batch_s(*self.tokens) for model in self.models)
+
+    def _busy_s(self) -> Iterator[float]:
+        tokens, length = self.tokens
+        for work in self.works([own.share for own in self.settings]):
+            yield work.passes_s(tokens=tokens, length=length)[0]
+
+    def works(self, shares: Sequence[int]) -> list[RankWork]:
+        """What ranks of known speeds do, with these shares."""
+        passes: list[int | None] = [own.passes or None for own in self.settings] or [None] * len(shares)
+        ranks = zip(self.models, shares, passes, strict=True)
+        return [
+            RankWork(compute=model, micro_batches=share, passes=count)
+            for model, share, count in ranks
+            if model is not None
+        ]
 
     @functools.cached_property
     def own(self) -> tuple[int, ...]:
         """Micro-batches by rank where each does as many as its speed allows."""
+        if self.settings:
+            return tuple(own.share for own in self.settings)
         if self.is_weighted:
             return split_whole(self.count, self.weights)
         return shares_by_time(self.seconds, self._best_count(self.seconds)) if self.is_timed else self.even
@@ -232,6 +277,14 @@ class Scenario:
         staged = plan_half(kind).layers == "staged"
         several = self.count > 1 if staged else max(self.shares(PlannedStrategy(kind=kind, world_size=1))) > 1
         training = dataclasses.replace(self.training, accumulation=2 if several else 1)
+        if self.settings:
+            each = {own.training: self.fit(own.training) for own in set(self.settings)}
+            training = dataclasses.replace(training, checkpointing=any(own.checkpointing for own in each))
+            return dataclasses.replace(self.fit(training), each=tuple(each[own.training] for own in self.settings))
+        return self.fit(training)
+
+    def fit(self, training: Training) -> MemoryFit:
+        """Memory of ranks that all train in one way."""
         known = self.cache.memories.setdefault(training, {})
         return MemoryFit(
             architecture=self.query.architecture, training=training, placements=self.world.placements, known=known
@@ -276,6 +329,12 @@ class Candidate:
     def training(self) -> Training:
         """What a rank computes."""
         return self.room.training
+
+    @functools.cached_property
+    def rank_trainings(self) -> tuple[Training, ...]:
+        """What every rank computes, by rank; `micro_batch` is the samples of its longest forward pass."""
+        each = self.room.each
+        return tuple(fit.training for fit in each) if each else (self.training,) * len(self.world.placements)
 
     @functools.cached_property
     def shares(self) -> tuple[int, ...]:
@@ -387,9 +446,8 @@ class Candidate:
         return traffic(self.architecture, training, self.strategy, micro_batches=max(self.shares), backend=backend)
 
     def _step(self, flow: Traffic) -> StepQuery:
-        works = zip(self.scenario.models, self.shares, strict=True)
-        ranks = [RankWork(compute=model, micro_batches=share) for model, share in works if model is not None]
         tokens, length = self.scenario.tokens
+        ranks = self.scenario.works(self.shares)
         return step_query(self.strategy, flow, ranks, self.world.fabric, tokens=tokens, length=length)
 
     @property

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, Scenario
 from gangline.planner.machines import PlannedCluster
+from gangline.planner.rank_settings import WORTH, joins, with_own_settings
 from gangline.planner.shares import Dividing, ceiling
 from gangline.planner.training import Number, PlannedStrategy, Training
 from gangline.runs.gang import whole_count, whole_counts
@@ -54,6 +56,8 @@ class Choice:
     """The best of every strategy, those that do not fit among them."""
     by_hosts: tuple[MachineSubset, ...] = ()
     """The best with 1, 2, ... machines: the fastest ones first."""
+    alone: Mapping[str, MachineSubset] = field(default_factory=dict)
+    """What each host would do alone, in its own best way; none of one host, or of more than eight unlike ones."""
 
     @property
     def dividing(self) -> Dividing | None:
@@ -67,13 +71,31 @@ class Choice:
         built = [few.runnable for few in self.by_hosts if few.runnable is not None]
         return min(built, key=lambda candidate: candidate.seconds, default=self.runnable)
 
+    @property
+    def alone_s(self) -> dict[str, float]:
+        """Seconds of a step by host, each alone in its own best way; {} where one has no room for the job, or speeds are
+        not known.
+        """
+        found = {host: few.runnable or few.best for host, few in self.alone.items()}
+        known = {host: each.seconds for host, each in found.items() if each is not None and each.time is not None}
+        return known if len(known) == len(self.world.hosts) else {}
+
+    @property
+    def part_of_sum(self) -> float | None:
+        """Speed of what would be run, over the sum of what each machine does alone in its own best way."""
+        candidate, alone_s = self.runnable or self.best, self.alone_s
+        if candidate is None or candidate.time is None or not alone_s:
+            return None
+        return 1 / (candidate.seconds * math.fsum(1 / each for each in alone_s.values()))
+
 
 def decide(query: PlanQuery, world: PlannedCluster) -> Choice:
     """Weigh every way on all hosts, and the best one on fewer."""
     bench = EvaluationContext()
     if "batch" in query.open:
         query = _with_batch(query, world, bench)
-    options = best_of_kinds(query, world, bench)
+    alone = _alone(query, world, bench)
+    options = best_of_kinds(query, world, bench, limit_s=_fastest_s(alone))
     whole = MachineSubset(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
     return Choice(
         query=query,
@@ -81,7 +103,8 @@ def decide(query: PlanQuery, world: PlannedCluster) -> Choice:
         best=whole.best,
         runnable=whole.runnable,
         by_kind=tuple(options),
-        by_hosts=tuple(_by_hosts(query, world, bench, whole=whole)),
+        by_hosts=tuple(_by_hosts(query, world, bench, alone=alone, whole=whole)),
+        alone=alone,
     )
 
 
@@ -99,16 +122,21 @@ def _runnable(drafts: list[Candidate]) -> Candidate | None:
     return choose(fitting(built) or [draft for draft in built if draft.chance >= LEAST_CHANCE])
 
 
-def best_of_kinds(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> list[Candidate]:
+def best_of_kinds(
+    query: PlanQuery, world: PlannedCluster, bench: EvaluationContext, *, limit_s: float = math.inf
+) -> list[Candidate]:
     """The best of every strategy that these placements allow, the simplest first. bench: see there.
 
-    Several pipelines are weighed where one would be taken, or nothing fits: how they compare with what is simpler has
+    limit_s: of a step on one machine alone: nothing slower is taken for being simple. Several pipelines are weighed where one would be taken, or nothing fits: how they compare with what is simpler has
     not been measured on GPUs.
     """
     possible = [Scenario(query=query, world=world, training=each, cache=bench) for each in trainings(query)]
+    units = [Scenario(query=query, world=world, training=each, cache=bench) for each in _units(query)]
     asked = query.strategy.kind
     kinds = tuple(SIMPLEST) if asked == AUTO else (ALONE, asked)
     found = {kind: _nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))}
+    for kind in [kind for kind in found if plan_half(kind).rank_settings]:
+        found[kind] = _with_own(found[kind], units, limit_s=limit_s)
     taken = choose(fitting(list(found.values())))
     for kind in kinds:
         if plan_half(kind).several and (taken is None or taken.strategy.kind == kind):
@@ -116,6 +144,21 @@ def best_of_kinds(query: PlanQuery, world: PlannedCluster, bench: EvaluationCont
             if several:
                 found[kind] = _nearest(several)
     return [found[kind] for kind in kinds if kind in found]
+
+
+def _with_own(alike: Candidate, units: list[Scenario], *, limit_s: float) -> Candidate:
+    """The best with settings of each rank's own; `alike` itself, where that is worth next to nothing."""
+    own: list[Candidate] = []
+    for _, several in itertools.groupby(units, key=lambda each: (each.training.micro_batch, each.training.exchange)):
+        scenarios = with_own_settings(list(several), alike.strategy)
+        own += [Candidate(scenario=each, strategy=alike.strategy) for each in scenarios]
+    several = fitting([alike, *own])
+    if not own or not several:
+        return alike
+    least_s = min(draft.seconds / draft.samples for draft in several)
+    enough_s = max(least_s, min(least_s * WORTH, limit_s / alike.query.batch))
+    good = [draft for draft in several if draft.seconds / draft.samples <= enough_s]
+    return min(good, key=lambda draft: (bool(draft.scenario.settings), draft.training.exchange is not None))
 
 
 def _nearest(drafts: list[Candidate]) -> Candidate:
@@ -190,8 +233,23 @@ def fitting(drafts: list[Candidate]) -> list[Candidate]:
 
 def trainings(query: PlanQuery) -> list[Training]:
     """The job's own, or all that it leaves open."""
+    return _varied(query, _micro_batches(query) if "micro_batch" in query.open else [query.training.micro_batch])
+
+
+def _units(query: PlanQuery) -> list[Training]:
+    """The same with the micro-batches in which shares count where ranks have settings of their own: of one sample, if
+    these may share a forward pass. Those that differ in recomputation alone are adjacent.
+    """
+    free = "micro_batch" in query.open and joins(query.training, query.architecture)
+    found = _varied(query, [1]) if free else trainings(query)
+    order: dict[tuple[int, Number | None], list[Training]] = {}
+    for each in found:
+        order.setdefault((each.micro_batch, each.exchange), []).append(each)
+    return [each for alike in order.values() for each in alike]
+
+
+def _varied(query: PlanQuery, micro: list[int]) -> list[Training]:
     base = query.training
-    micro = _micro_batches(query) if "micro_batch" in query.open else [base.micro_batch]
     leaves = "activation_checkpointing" in query.open and not base.offloading  # what is moved is what is kept then
     checkpointing = [False, True] if leaves else [base.checkpointing]
     varies = "exchange" in query.open and base.parameters == "fp32"
@@ -214,18 +272,41 @@ def _strategies(scenario: Scenario, kind: str) -> Iterator[PlannedStrategy]:
         yield from plan_half(kind).candidates(scenario)
 
 
+def _alone(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> dict[str, MachineSubset]:
+    """Each host by itself; hosts that are alike are weighed once."""
+    kinds = {host: _kind(world, host) for host in _by_speed(query, world)}
+    if len(kinds) < 2:
+        return {}
+    unlike = {kind: host for host, kind in reversed(kinds.items())}
+    weighed = {kind: _few(query, world.only([host]), bench) for kind, host in list(unlike.items())[:MOST_ALONE]}
+    return {host: weighed[kinds[host]] for host in world.hosts if kinds[host] in weighed}
+
+
+def _fastest_s(alone: Mapping[str, MachineSubset]) -> float:
+    """Of a step on the fastest machine alone."""
+    return min((each.seconds for few in alone.values() for each in (few.best, few.runnable) if each), default=math.inf)
+
+
 def _by_hosts(
-    query: PlanQuery, world: PlannedCluster, bench: EvaluationContext, *, whole: MachineSubset
+    query: PlanQuery,
+    world: PlannedCluster,
+    bench: EvaluationContext,
+    *,
+    alone: Mapping[str, MachineSubset],
+    whole: MachineSubset,
 ) -> Iterator[MachineSubset]:
     """The best with n machines: of one, the best of all; of more, the fastest ones. `whole`: with all of them."""
-    order = sorted(world.hosts, key=lambda host: -_speed(query, world, host))
-    if len(order) > 1:
-        unlike = {_kind(world, host): host for host in reversed(order)}
-        alone = [_few(query, world.only([host]), bench) for host in list(unlike.values())[:MOST_ALONE]]
-        yield from _best_of(alone)
+    order = _by_speed(query, world)
+    if alone:
+        yield from _best_of(list(alone.values()))
     for count in (n for n in range(2, len(order)) if len(order) <= FEW_HOSTS or n & (n - 1) == 0):
         yield from _best_of([_few(query, world.only(order[:count]), bench)])
     yield from _best_of([whole])
+
+
+def _by_speed(query: PlanQuery, world: PlannedCluster) -> list[str]:
+    """Hosts, the fastest first."""
+    return sorted(world.hosts, key=lambda host: -_speed(query, world, host))
 
 
 def _few(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) -> MachineSubset:

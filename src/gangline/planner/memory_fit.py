@@ -47,9 +47,13 @@ class MemoryFit:
     placements: tuple[Placement, ...]
     known: dict[Role, Memory] = field(default_factory=dict)
     """What was reckoned for this training, on whatever placements."""
+    each: tuple[MemoryFit, ...] = ()
+    """By rank, where ranks train in ways of their own; `training` is then what these have in common."""
 
     def memory(self, strategy: PlannedStrategy, rank: int) -> Memory:
         """Of one rank."""
+        if self.each:
+            return self.each[rank].memory(strategy, rank)
         placement = self.placements[rank]
         if strategy.half.layers == "staged":
             stages, number = strategy.place(rank)
@@ -98,7 +102,8 @@ class MemoryFit:
         for rank, placement in enumerate(self.placements):
             if rank % size == 0:  # in the next pipeline others are nearer to the front
                 least = {}
-            alike = (*self._work(strategy, rank), placement.gpu is None, placement.free_bytes is None)
+            alike: Role = (*self._work(strategy, rank), placement.gpu is None, placement.free_bytes is None)
+            alike = (*alike, id(self.each[rank])) if self.each else alike
             free_bytes = placement.free_bytes or 0
             if alike not in least or free_bytes < least[alike]:
                 least[alike] = free_bytes

@@ -190,6 +190,21 @@ class RankWork:
 
     compute: ComputeModel
     micro_batches: int
+    passes: int | None = None
+    """Forward passes that they are joined into, about equally long; None: each is one by itself."""
+
+    def passes_s(self, *, tokens: float, length: float) -> tuple[float, float]:
+        """Seconds of all its passes, and of the last one, which is the longest; tokens: of a micro-batch.
+
+        A rank without work sends one token through the model to join the others.
+        """
+        if not self.micro_batches:
+            return (self.compute.micro_batch_s(1, 1),) * 2
+        number = self.passes or self.micro_batches
+        joined, longer = divmod(self.micro_batches, number)
+        each_s = self.compute.micro_batch_s(joined * tokens, length)
+        last_s = self.compute.micro_batch_s((joined + 1) * tokens, length) if longer else each_s
+        return (number - longer) * each_s + longer * last_s, last_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +246,8 @@ def step_query(
     """
     half = strategy.half
     models = {id(rank.compute): half.compute_of(rank.compute, strategy) for rank in ranks}
-    works = [RankWork(compute=models[id(rank.compute)], micro_batches=rank.micro_batches) for rank in ranks]
-    unlike = {(id(work.compute), work.micro_batches): work for work in works}.values()
+    works = [dataclasses.replace(rank, compute=models[id(rank.compute)]) for rank in ranks]
+    unlike = {(id(work.compute), work.micro_batches, work.passes): work for work in works}.values()
     return StepQuery(
         strategy, traffic, works if half.layers == "staged" else list(unlike), works, fabric, tokens, length
     )
@@ -297,13 +312,13 @@ class StepQuery:
         return rank.compute.micro_batch_s(self.tokens, self.length)
 
     def busy_s(self, rank: RankWork) -> float:
-        """Of all micro-batches; a rank without any sends one token through the model to join the others."""
-        return rank.micro_batches * self.micro_s(rank) or rank.compute.micro_batch_s(1, 1)
+        """Of all micro-batches."""
+        return rank.passes_s(tokens=self.tokens, length=self.length)[0]
 
     def window(self, rank: RankWork) -> Window:
         """In which its buckets become ready."""
-        busy_s = self.busy_s(rank)
-        return Window(busy_s=busy_s, backward_s=min(busy_s, self.micro_s(rank)) * rank.compute.backward_share)
+        busy_s, last_s = rank.passes_s(tokens=self.tokens, length=self.length)
+        return Window(busy_s=busy_s, backward_s=last_s * rank.compute.backward_share)
 
     def rows(self) -> list[list[RankWork]]:
         """Stages, by pipeline."""
@@ -373,6 +388,6 @@ def _bent(ask: StepQuery, sign: int) -> StepQuery:
 
     models = {id(rank.compute): rank.compute for rank in ask.ranks}
     bent = {number: model.scaled((1 + model.spread) ** sign) for number, model in models.items()}
-    ranks = [RankWork(compute=bent[id(rank.compute)], micro_batches=rank.micro_batches) for rank in ask.ranks]
+    ranks = [dataclasses.replace(rank, compute=bent[id(rank.compute)]) for rank in ask.ranks]
     fabric = dataclasses.replace(ask.fabric, wire=link(ask.fabric.wire), inside=link(ask.fabric.inside))
     return dataclasses.replace(ask, ranks=ranks, fabric=fabric)

@@ -20,6 +20,7 @@ class SinglePlan(PlanHalf):
     meaning = "one rank holds the model and does the whole batch"
     capabilities = Capabilities(min_ranks=1, own_gpu=False, asked_only="")
     runs_as = "ddp"
+    rank_settings = True
 
     def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """On one rank only."""

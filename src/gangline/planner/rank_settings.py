@@ -1,0 +1,212 @@
+"""Settings of every rank's own: for each the way with the fewest seconds for its share that fits its memory. Pure.
+
+Of a share of n micro-batches a rank makes k forward passes, as few as its memory allows, about equally long: passes
+cost more the more there are of them, and recomputation costs more than it saves unless it makes them fewer. So a rank
+has two ways, with and without recomputation, each with the longest pass that fits, and for every n one is the fastest;
+f_r(n) are its seconds, which grow with n. The smallest possible max_r f_r(n_r) over all shares that sum to the batch is
+found by bisection: it is the smallest time T in which ranks together can do that many, each as many as it can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gangline.planner.architecture import Architecture
+from gangline.planner.candidate import RankSettings, Scenario
+from gangline.planner.memory_fit import EVEN, SURE
+from gangline.planner.speed import ComputeModel, RankWork
+from gangline.planner.training import PlannedStrategy, Training
+from gangline.runs.gang import split_whole
+
+LONGEST = 64
+"""Samples of a forward pass, at the most, where the plan chooses."""
+WORTH = 1.005
+"""Settings of ranks' own are taken where they are so much faster than one setting for all, and passes are made as short
+as this allows: short ones leave memory free."""
+_BISECTIONS = 64
+_ROUNDING = 1 + 1e-12
+
+
+def joins(training: Training, architecture: Architecture) -> bool:
+    """Whether micro-batches may share a forward pass: dropout draws its masks by micro-batch."""
+    drops = any(layer.dropout or layer.attention_dropout for layer in architecture.layers)
+    return training.dropout == 0 and not drops
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One of the ways of a rank: with or without recomputation."""
+
+    checkpointing: bool
+    compute: ComputeModel
+    alone: int
+    """Micro-batches of a pass that is the only one, at the most."""
+    several: int
+    """Of one of several passes, for which gradients are there from the start."""
+
+    def work(self, share: int, passes: int | None = None) -> RankWork | None:
+        """So many micro-batches, in as few passes as possible, or in so many; None where none fits."""
+        if passes is None:
+            if share > self.alone and not self.several:
+                return None
+            passes = 1 if share <= self.alone else -(-share // self.several)
+        return RankWork(compute=self.compute, micro_batches=share, passes=passes if share else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """The ways of one kind of rank."""
+
+    ways: tuple[_Way, ...]
+    tokens: float
+    length: float
+    known: dict[int, tuple[float, _Way, RankWork]] = field(default_factory=dict)
+    """The best by micro-batches: a search asks for the same ones again and again."""
+
+    def seconds(self, work: RankWork) -> float:
+        return work.passes_s(tokens=self.tokens, length=self.length)[0]
+
+    def best(self, share: int) -> tuple[float, _Way, RankWork]:
+        """The fastest way to do so many micro-batches; of two that are as fast, the one without recomputation."""
+        if share not in self.known:
+            works = [(way, way.work(share)) for way in self.ways]
+            timed = [(self.seconds(work), way, work) for way, work in works if work is not None]
+            self.known[share] = min(timed, key=lambda each: (each[0], each[1].checkpointing))
+        return self.known[share]
+
+    def most(self, limit_s: float, total: int) -> int:
+        """Micro-batches that it can do in that time, of so many."""
+        low, high = 0, total
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.best(middle)[0] <= limit_s else (low, middle - 1)
+        return low
+
+    def shortest(self, share: int, limit_s: float) -> tuple[_Way, RankWork]:
+        """The way with the shortest passes that is done in that time, without recomputation if there is one."""
+        found = []
+        for way in self.ways:
+            work = way.work(share)
+            if work is None or self.seconds(work) > limit_s:
+                continue
+            low, high = work.passes or 0, share
+            while low < high:
+                middle = (low + high + 1) // 2
+                longer = way.work(share, middle)
+                assert longer is not None
+                low, high = (middle, high) if self.seconds(longer) <= limit_s else (low, middle - 1)
+            found.append((way.checkpointing, -low, way, way.work(share, low)))
+        _, _, way, work = min(found, key=lambda each: each[:2])
+        assert work is not None
+        return way, work
+
+
+def with_own_settings(possible: Sequence[Scenario], strategy: PlannedStrategy) -> Iterator[Scenario]:
+    """The same question with settings of each rank's own, the fastest ones and ones with shorter passes.
+
+    possible: trainings that differ in recomputation alone, all with the micro-batch in which shares count. Nothing where
+    speeds are not known, or where a rank has no way that fits.
+    """
+    first = possible[0]
+    if not all(each.is_timed for each in possible):
+        return
+    ranks = _ranks(possible, strategy)
+    if not all(rank.ways for rank in ranks):
+        return
+    total = first.count
+    if first.is_weighted:
+        shares = split_whole(total, first.weights)
+    else:
+        shares = _shares(ranks, total)
+    limit_s = max(rank.best(share)[0] for rank, share in zip(ranks, shares, strict=True))
+    for slack in (1.0, WORTH):
+        chosen = [
+            rank.best(share)[1:] if slack == 1.0 else rank.shortest(share, limit_s * slack)
+            for rank, share in zip(ranks, shares, strict=True)
+        ]
+        yield dataclasses.replace(first, settings=tuple(_settings(first.training, *each) for each in chosen))
+
+
+def _settings(training: Training, way: _Way, work: RankWork) -> RankSettings:
+    passes = work.passes or 0
+    joined = -(-work.micro_batches // passes) if passes else 1
+    own = dataclasses.replace(
+        training,
+        micro_batch=joined * training.micro_batch,
+        checkpointing=way.checkpointing,
+        accumulation=2 if passes > 1 else 1,
+    )
+    return RankSettings(training=own, share=work.micro_batches, passes=passes)
+
+
+def _ranks(possible: Sequence[Scenario], strategy: PlannedStrategy) -> list[_Rank]:
+    """The ways of every rank; ranks that are alike share one."""
+    first = possible[0]
+    query, (tokens, length) = first.query, first.tokens
+    free = "micro_batch" in query.open and joins(first.training, query.architecture)
+    longest = max(1, LONGEST // first.training.micro_batch) if free else 1
+    models = [each.models for each in possible]
+    known: dict[tuple[object, ...], _Rank] = {}
+    found = []
+    for rank, placement in enumerate(first.world.placements):
+        own = [each[rank] for each in models]
+        key = (*map(id, own), placement.free_bytes, placement.gpu is None)
+        if key not in known:
+            ways = []
+            for level in (SURE, EVEN):
+                for scenario, model in zip(possible, own, strict=True):
+                    alone, several = (
+                        _longest(scenario, strategy, rank, most=min(longest, first.count), accumulation=count, sure=level)
+                        for count in (1, 2)
+                    )
+                    if model is not None and (several or alone >= first.count):
+                        ways.append(_Way(scenario.training.checkpointing, model, alone, several))
+                if ways:
+                    break
+            known[key] = _Rank(tuple(ways), tokens, length)
+        found.append(known[key])
+    return found
+
+
+def _longest(
+    scenario: Scenario, strategy: PlannedStrategy, rank: int, *, most: int, accumulation: int, sure: float
+) -> int:
+    """Micro-batches of a pass that are likely enough to fit on a rank, at the most; 0: not one does."""
+    free_bytes = scenario.world.placements[rank].free_bytes
+    if free_bytes is None:
+        return most
+
+    def fits(count: int) -> bool:
+        size = count * scenario.training.micro_batch
+        training = dataclasses.replace(scenario.training, micro_batch=size, accumulation=accumulation)
+        return scenario.fit(training).memory(strategy, rank).fits(free_bytes) >= sure
+
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _shares(ranks: Sequence[_Rank], total: int) -> tuple[int, ...]:
+    """Shares of which the slowest is done as early as possible."""
+    kinds = list({id(rank): rank for rank in ranks}.values())
+    numbers = [sum(rank is kind for rank in ranks) for kind in kinds]
+
+    def done(limit_s: float) -> int:
+        return sum(number * kind.most(limit_s, total) for kind, number in zip(kinds, numbers, strict=True))
+
+    low_s, high_s = 0.0, min(kind.best(total)[0] for kind in kinds)
+    for _ in range(_BISECTIONS):
+        middle_s = (low_s + high_s) / 2
+        if not low_s < middle_s < high_s:
+            break
+        low_s, high_s = (low_s, middle_s) if done(middle_s) >= total else (middle_s, high_s)
+    by_kind = {id(kind): kind.most(high_s * _ROUNDING, total) for kind in kinds}
+    shares = [by_kind[id(rank)] for rank in ranks]
+    for _ in range(sum(shares) - total):  # what more could be done in that time is taken from the slowest
+        rank = max(range(len(ranks)), key=lambda each: (ranks[each].best(shares[each])[0] if shares[each] else 0.0, each))
+        shares[rank] -= 1
+    return tuple(shares)
