@@ -283,8 +283,9 @@ class Traced:
     def line(self) -> str:
         """For people."""
         formula = self.candidate.needs[0].memory.allocated_bytes
-        text = f"{self.candidate.strategy.kind}, micro-batch {self.candidate.training.micro_batch}"
-        text += ", with activation checkpointing" if self.candidate.training.checkpointing else ""
+        training = self.candidate.rank_trainings[0]
+        text = f"{self.candidate.strategy.kind}, micro-batch {training.micro_batch}"
+        text += ", with activation checkpointing" if training.checkpointing else ""
         return (
             f"{text}: {format_bytes(self.peak_bytes)} of tensors traced, {format_bytes(formula)} by formula "
             f"({100 * (formula / self.peak_bytes - 1):+.1f} %); {self.answer['seconds']:.0f} s, torch "
@@ -330,14 +331,14 @@ def trace(prediction: Prediction, context: Context) -> list[Traced]:
 
 def order_of(job: Job, candidate: Candidate, config: dict[str, Any]) -> dict[str, Any]:
     """See `worker.trace.order.TraceOrder`."""
-    training = candidate.training
+    training, settings = candidate.rank_trainings[0], candidate.scenario.settings
     return {
         "config": config,
         "method": dataclasses.asdict(job.method),
         "precision": training.compute,
         "parameters": job.parameters,
         "micro_batch": training.micro_batch,
-        "micro_batches": max(candidate.shares),
+        "micro_batches": max(1, settings[0].passes) if settings else max(candidate.shares),
         "sequence_length": training.sequence_length,
         "packing": job.data.packing,
         "activation_checkpointing": training.checkpointing,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, Scenario
 from gangline.planner.machines import PlannedCluster
-from gangline.planner.rank_settings import WORTH, joins, with_own_settings
+from gangline.planner.rank_settings import allows_own, joins, with_own_settings
 from gangline.planner.shares import Dividing, ceiling
 from gangline.planner.training import Number, PlannedStrategy, Training
 from gangline.runs.gang import whole_count, whole_counts
@@ -56,8 +56,9 @@ class Choice:
     """The best of every strategy, those that do not fit among them."""
     by_hosts: tuple[MachineSubset, ...] = ()
     """The best with 1, 2, ... machines: the fastest ones first."""
-    alone: Mapping[str, MachineSubset] = field(default_factory=dict)
-    """What each host would do alone, in its own best way; none of one host, or of more than eight unlike ones."""
+    alone_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of a step by host, each alone in its own best way; none of one host, of more than eight unlike ones,
+    where one has no room for the job, or where speeds are not known."""
 
     @property
     def dividing(self) -> Dividing | None:
@@ -72,21 +73,12 @@ class Choice:
         return min(built, key=lambda candidate: candidate.seconds, default=self.runnable)
 
     @property
-    def alone_s(self) -> dict[str, float]:
-        """Seconds of a step by host, each alone in its own best way; {} where one has no room for the job, or speeds are
-        not known.
-        """
-        found = {host: few.runnable or few.best for host, few in self.alone.items()}
-        known = {host: each.seconds for host, each in found.items() if each is not None and each.time is not None}
-        return known if len(known) == len(self.world.hosts) else {}
-
-    @property
     def part_of_sum(self) -> float | None:
         """Speed of what would be run, over the sum of what each machine does alone in its own best way."""
-        candidate, alone_s = self.runnable or self.best, self.alone_s
-        if candidate is None or candidate.time is None or not alone_s:
+        candidate = self.runnable or self.best
+        if candidate is None or candidate.time is None or not self.alone_s:
             return None
-        return 1 / (candidate.seconds * math.fsum(1 / each for each in alone_s.values()))
+        return 1 / (candidate.seconds * math.fsum(1 / each for each in self.alone_s.values()))
 
 
 def decide(query: PlanQuery, world: PlannedCluster) -> Choice:
@@ -95,7 +87,10 @@ def decide(query: PlanQuery, world: PlannedCluster) -> Choice:
     if "batch" in query.open:
         query = _with_batch(query, world, bench)
     alone = _alone(query, world, bench)
-    options = best_of_kinds(query, world, bench, limit_s=_fastest_s(alone))
+    limit_s = min(
+        (each.seconds for few in alone.values() for each in (few.best, few.runnable) if each), default=math.inf
+    )
+    options = best_of_kinds(query, world, bench, limit_s=limit_s)
     whole = MachineSubset(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
     return Choice(
         query=query,
@@ -104,7 +99,7 @@ def decide(query: PlanQuery, world: PlannedCluster) -> Choice:
         runnable=whole.runnable,
         by_kind=tuple(options),
         by_hosts=tuple(_by_hosts(query, world, bench, alone=alone, whole=whole)),
-        alone=alone,
+        alone_s=_alone_s(query, world, bench, alone),
     )
 
 
@@ -123,20 +118,26 @@ def _runnable(drafts: list[Candidate]) -> Candidate | None:
 
 
 def best_of_kinds(
-    query: PlanQuery, world: PlannedCluster, bench: EvaluationContext, *, limit_s: float = math.inf
+    query: PlanQuery,
+    world: PlannedCluster,
+    bench: EvaluationContext,
+    *,
+    limit_s: float = math.inf,
+    as_fast: float = AS_FAST,
 ) -> list[Candidate]:
     """The best of every strategy that these placements allow, the simplest first. bench: see there.
 
-    limit_s: of a step on one machine alone: nothing slower is taken for being simple. Several pipelines are weighed where one would be taken, or nothing fits: how they compare with what is simpler has
-    not been measured on GPUs.
+    limit_s: of a step on one machine alone: nothing slower is taken for being simple. as_fast: how much slower one
+    setting for all ranks may be than settings of their own. Several pipelines are weighed
+    where one would be taken, or nothing fits: how they compare with what is simpler has not been measured on GPUs.
     """
     possible = [Scenario(query=query, world=world, training=each, cache=bench) for each in trainings(query)]
     units = [Scenario(query=query, world=world, training=each, cache=bench) for each in _units(query)]
     asked = query.strategy.kind
     kinds = tuple(SIMPLEST) if asked == AUTO else (ALONE, asked)
     found = {kind: _nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))}
-    for kind in [kind for kind in found if plan_half(kind).rank_settings]:
-        found[kind] = _with_own(found[kind], units, limit_s=limit_s)
+    for kind in [kind for kind in found if plan_half(kind).rank_settings and allows_own(query.training)]:
+        found[kind] = _with_own(found[kind], units, limit_s=limit_s, as_fast=as_fast)
     taken = choose(fitting(list(found.values())))
     for kind in kinds:
         if plan_half(kind).several and (taken is None or taken.strategy.kind == kind):
@@ -146,18 +147,19 @@ def best_of_kinds(
     return [found[kind] for kind in kinds if kind in found]
 
 
-def _with_own(alike: Candidate, units: list[Scenario], *, limit_s: float) -> Candidate:
+def _with_own(alike: Candidate, units: list[Scenario], *, limit_s: float, as_fast: float) -> Candidate:
     """The best with settings of each rank's own; `alike` itself, where that is worth next to nothing."""
     own: list[Candidate] = []
     for _, several in itertools.groupby(units, key=lambda each: (each.training.micro_batch, each.training.exchange)):
         scenarios = with_own_settings(list(several), alike.strategy)
         own += [Candidate(scenario=each, strategy=alike.strategy) for each in scenarios]
-    several = fitting([alike, *own])
-    if not own or not several:
+    drafts = fitting([alike, *own])
+    if not own or not drafts:
         return alike
-    least_s = min(draft.seconds / draft.samples for draft in several)
-    enough_s = max(least_s, min(least_s * WORTH, limit_s / alike.query.batch))
-    good = [draft for draft in several if draft.seconds / draft.samples <= enough_s]
+    least_s = min(draft.seconds / draft.samples for draft in drafts)
+    alone_s = limit_s / alike.query.batch
+    enough_s = min(least_s * as_fast, alone_s if least_s <= alone_s else math.inf)
+    good = [draft for draft in drafts if draft.seconds / draft.samples <= enough_s]
     return min(good, key=lambda draft: (bool(draft.scenario.settings), draft.training.exchange is not None))
 
 
@@ -282,9 +284,18 @@ def _alone(query: PlanQuery, world: PlannedCluster, bench: EvaluationContext) ->
     return {host: weighed[kinds[host]] for host in world.hosts if kinds[host] in weighed}
 
 
-def _fastest_s(alone: Mapping[str, MachineSubset]) -> float:
-    """Of a step on the fastest machine alone."""
-    return min((each.seconds for few in alone.values() for each in (few.best, few.runnable) if each), default=math.inf)
+def _alone_s(
+    query: PlanQuery, world: PlannedCluster, bench: EvaluationContext, alone: Mapping[str, MachineSubset]
+) -> dict[str, float]:
+    """Seconds of a step of every host alone, in the fastest of its ways; {} where one has none, or nobody knows."""
+    seconds: dict[int, float] = {}
+    for host, few in alone.items():
+        if id(few) not in seconds:
+            options = best_of_kinds(query, world.only([host]), bench, as_fast=1.0)
+            ways = [each for each in fitting(options) if each.is_exact and each.is_built == (few.runnable is not None)]
+            seconds[id(few)] = min((each.seconds for each in ways), default=math.inf)
+    found = {host: seconds[id(few)] for host, few in alone.items()}
+    return found if len(found) == len(world.hosts) and math.inf not in found.values() else {}
 
 
 def _by_hosts(

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from gangline.planner.calibration import Profile, refit
+from gangline.planner.speed import RankWork
 from gangline.runs.decode import build
 from gangline.runs.record_versions import Record
 from gangline.runs.step_schedule import Cadence
@@ -162,6 +163,8 @@ class RankComparison:
     compute what was measured."""
     micro_batches: int
     """Of a full step: those that most of the steps used had, where shares moved."""
+    micro_batch_size: int | None = None
+    """Samples of its forward passes at the most, where ranks have sizes of their own."""
     compute_s: Figure
     """Forward and backward of so many micro-batches, and the norm of the gradient; planned and measured."""
     wait_s: Figure
@@ -314,6 +317,7 @@ def _rank(
         # and go in between, corrects none
         profile=rank_forecast.profile if half.layers == "all" and half.parts == "none" else None,
         micro_batches=done[number],
+        micro_batch_size=planned.micro_batch_size,
         compute_s=_figure(own_s, _compute_s(used, number, done[number])),
         wait_s=_figure(wait_s, (step.wait_s[number] for step in used)),
         planned_allocated_bytes=rank_forecast.allocated_bytes,
@@ -352,13 +356,23 @@ def _profiles(comparison: Comparison) -> list[str]:
 def _ratios(profile: Profile, comparison: Comparison) -> list[float]:
     """Measured seconds over what the profile says, of every rank that it stands for and that had work."""
     length = comparison.tokens_per_sample.measured
-    micro_batch_s = profile.corrected.micro_batch_s(comparison.micro_batch * length, length)
-    planned = ((rank, rank.micro_batches * micro_batch_s) for rank in comparison.ranks)
+    planned = ((rank, _expected_s(profile, rank, comparison.micro_batch, length)) for rank in comparison.ranks)
     return [
         rank.compute_s.measured / planned_s
         for rank, planned_s in planned
         if rank.profile == profile.name and planned_s > 0 and rank.compute_s.measured > 0
     ]
+
+
+def _expected_s(profile: Profile, rank: RankComparison, micro_batch: int, length: float) -> float:
+    """Of the micro-batches of a rank, in its own passes; length: tokens of a sample."""
+    if not rank.micro_batches:
+        return 0.0
+    joined = max(1, (rank.micro_batch_size or micro_batch) // micro_batch)
+    work = RankWork(
+        compute=profile.corrected, micro_batches=rank.micro_batches, passes=-(-rank.micro_batches // joined)
+    )
+    return work.passes_s(tokens=micro_batch * length, length=length)[0]
 
 
 def _numbers(data: Any) -> Iterator[int | float]:

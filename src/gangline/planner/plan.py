@@ -10,7 +10,7 @@ from typing import Literal
 from gangline.catalog.gpu_specs import peak_flops
 from gangline.planner.candidate import Candidate
 from gangline.planner.shares import host_shares, rank_hosts, rank_shares
-from gangline.planner.training import PlannedStrategy
+from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Division, Gang, GangRank, rows_of, steps_per_epoch, total_steps
 from gangline.runs.job import Job, MethodJob
@@ -35,6 +35,10 @@ class PlannedRank:
     """Index of its GPU on the machine, where it has any."""
     peak_flops: float | None = None
     """See `GangRank.peak_flops`."""
+    micro_batch_size: int | None = None
+    """Samples of its forward passes at the most; None: the run's micro-batch, as all ranks have it."""
+    activation_checkpointing: bool | None = None
+    """Whether it recomputes activations; None: as the job says, as all ranks do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,11 @@ class Plan(Division, Record):
         return self.batch // self.micro_batch
 
     @property
+    def has_own_settings(self) -> bool:
+        """Whether ranks have a micro-batch and a recomputation of their own."""
+        return any(rank.micro_batch_size is not None for rank in self.ranks)
+
+    @property
     def saves(self) -> Cadence | None:
         """Steps after which it saves, minutes apart; None until samples are counted, where it counts in epochs."""
         return self._marks(self.checkpoint_every_steps, self.checkpoint_every_epochs)
@@ -154,6 +163,8 @@ class Plan(Division, Record):
                 device=rank.device,
                 peak_flops=rank.peak_flops,
                 planned_bytes=None if each is None or each.gpu is None else each.allocated_bytes,
+                micro_batch_size=rank.micro_batch_size,
+                activation_checkpointing=rank.activation_checkpointing,
             )
             for rank, each in zip(self.ranks, forecasts, strict=True)
         )
@@ -191,6 +202,8 @@ def make_plan(
     division = _division(job, candidate, cluster, shares_gpus=_shares_gpus(cluster, devices, gpus))
     shares = _told_shares(job, cluster, division.half) if candidate is None else candidate.shares
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
+    if candidate is not None and candidate.scenario.settings:
+        ranks = tuple(_with_own(*each) for each in zip(ranks, candidate.rank_trainings, strict=True))
     return Plan(
         **division.division(),
         job=job.name,
@@ -274,6 +287,13 @@ def _planned_ranks(
             peak_flops=peak_flops(gpus[host.name][device]) if gpus.get(host.name) else None,
         )
         for host, share, device in zip(rank_hosts(cluster), shares, devices, strict=True)
+    )
+
+
+def _with_own(rank: PlannedRank, training: Training) -> PlannedRank:
+    """With the settings that it alone has."""
+    return dataclasses.replace(
+        rank, micro_batch_size=training.micro_batch, activation_checkpointing=training.checkpointing
     )
 
 

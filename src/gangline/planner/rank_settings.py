@@ -17,16 +17,20 @@ from gangline.planner.architecture import Architecture
 from gangline.planner.candidate import RankSettings, Scenario
 from gangline.planner.memory_fit import EVEN, SURE
 from gangline.planner.speed import ComputeModel, RankWork
-from gangline.planner.training import PlannedStrategy, Training
+from gangline.planner.training import GANGLINE, PlannedStrategy, Training
 from gangline.runs.gang import split_whole
 
 LONGEST = 64
 """Samples of a forward pass, at the most, where the plan chooses."""
-WORTH = 1.005
-"""Settings of ranks' own are taken where they are so much faster than one setting for all, and passes are made as short
-as this allows: short ones leave memory free."""
+SLACK = 1.01
+"""Passes are as short as this part of the time allows: short ones leave memory free."""
 _BISECTIONS = 64
 _ROUNDING = 1 + 1e-12
+
+
+def allows_own(training: Training) -> bool:
+    """Whether ranks may have settings of their own: other trainers give all ranks one."""
+    return training.stack.name.startswith(GANGLINE.name)
 
 
 def joins(training: Training, architecture: Architecture) -> bool:
@@ -106,8 +110,8 @@ class _Rank:
 def with_own_settings(possible: Sequence[Scenario], strategy: PlannedStrategy) -> Iterator[Scenario]:
     """The same question with settings of each rank's own, the fastest ones and ones with shorter passes.
 
-    possible: trainings that differ in recomputation alone, all with the micro-batch in which shares count. Nothing where
-    speeds are not known, or where a rank has no way that fits.
+    possible: trainings that differ in recomputation alone, all with the micro-batch in which shares count. Nothing
+    where speeds are not known, or where a rank has no way that fits.
     """
     first = possible[0]
     if not all(each.is_timed for each in possible):
@@ -116,12 +120,9 @@ def with_own_settings(possible: Sequence[Scenario], strategy: PlannedStrategy) -
     if not all(rank.ways for rank in ranks):
         return
     total = first.count
-    if first.is_weighted:
-        shares = split_whole(total, first.weights)
-    else:
-        shares = _shares(ranks, total)
+    shares = split_whole(total, first.weights) if first.is_weighted else _shares(ranks, total)
     limit_s = max(rank.best(share)[0] for rank, share in zip(ranks, shares, strict=True))
-    for slack in (1.0, WORTH):
+    for slack in (1.0, SLACK):
         chosen = [
             rank.best(share)[1:] if slack == 1.0 else rank.shortest(share, limit_s * slack)
             for rank, share in zip(ranks, shares, strict=True)
@@ -146,7 +147,7 @@ def _ranks(possible: Sequence[Scenario], strategy: PlannedStrategy) -> list[_Ran
     first = possible[0]
     query, (tokens, length) = first.query, first.tokens
     free = "micro_batch" in query.open and joins(first.training, query.architecture)
-    longest = max(1, LONGEST // first.training.micro_batch) if free else 1
+    longest = min(first.count, LONGEST // first.training.micro_batch) if free else 1
     models = [each.models for each in possible]
     known: dict[tuple[object, ...], _Rank] = {}
     found = []
@@ -154,20 +155,34 @@ def _ranks(possible: Sequence[Scenario], strategy: PlannedStrategy) -> list[_Ran
         own = [each[rank] for each in models]
         key = (*map(id, own), placement.free_bytes, placement.gpu is None)
         if key not in known:
-            ways = []
-            for level in (SURE, EVEN):
-                for scenario, model in zip(possible, own, strict=True):
-                    alone, several = (
-                        _longest(scenario, strategy, rank, most=min(longest, first.count), accumulation=count, sure=level)
-                        for count in (1, 2)
-                    )
-                    if model is not None and (several or alone >= first.count):
-                        ways.append(_Way(scenario.training.checkpointing, model, alone, several))
-                if ways:
-                    break
+            ways = _ways(possible, own, strategy, rank, longest=max(1, longest))
             known[key] = _Rank(tuple(ways), tokens, length)
         found.append(known[key])
     return found
+
+
+def _ways(
+    possible: Sequence[Scenario],
+    models: Sequence[ComputeModel | None],
+    strategy: PlannedStrategy,
+    rank: int,
+    *,
+    longest: int,
+) -> list[_Way]:
+    """Those that fit surely enough; where none does, those that may."""
+    count = possible[0].count
+    for sure in (SURE, EVEN):
+        found = []
+        for scenario, model in zip(possible, models, strict=True):
+            several = _longest(scenario, strategy, rank, most=longest, accumulation=2, sure=sure)
+            alone = several
+            if not strategy.half.keeps_buckets(strategy) and several < longest:
+                alone = _longest(scenario, strategy, rank, most=longest, accumulation=1, sure=sure)
+            if model is not None and (several or alone >= count):
+                found.append(_Way(scenario.training.checkpointing, model, alone, several))
+        if found:
+            return found
+    return []
 
 
 def _longest(
@@ -207,6 +222,8 @@ def _shares(ranks: Sequence[_Rank], total: int) -> tuple[int, ...]:
     by_kind = {id(kind): kind.most(high_s * _ROUNDING, total) for kind in kinds}
     shares = [by_kind[id(rank)] for rank in ranks]
     for _ in range(sum(shares) - total):  # what more could be done in that time is taken from the slowest
-        rank = max(range(len(ranks)), key=lambda each: (ranks[each].best(shares[each])[0] if shares[each] else 0.0, each))
+        rank = max(
+            range(len(ranks)), key=lambda each: (ranks[each].best(shares[each])[0] if shares[each] else 0.0, each)
+        )
         shares[rank] -= 1
     return tuple(shares)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from gangline.planner.candidate import Candidate, builds_method, lacking
+from gangline.planner.candidate import Candidate, RankSettings, builds_method, lacking
 from gangline.planner.decision import AS_FAST, Choice
 from gangline.planner.machines import Placement, PlannedCluster
 from gangline.planner.memory import Memory
@@ -75,6 +75,7 @@ def report(choice: Choice, length: Length, *, why: bool = False, width: int = 12
         rows += [("disk", text) for text in [best.on_disk] if text]
         rows += [("shares", text) for text in [_shares(best)] if text]
         rows += [("divides", text) for text in _divides(choice)]
+        rows += [("the sum", text) for text in _sum(choice)]
         rows += [("step", text) for text in _step(best)]
         rows += [("run", text) for text in _run(best, length)]
         rows += [("saves", text) for text in _saves(save_cost(best, length.saving), length.saving, why=why)]
@@ -174,10 +175,10 @@ def _settings(choice: Choice) -> Iterator[str]:
     groups: dict[str, list[str]] = {}
     for candidate in choice.by_kind:
         recomputed = ", with activation checkpointing" if candidate.training.checkpointing else ""
-        recomputed += f", gradients sent in {candidate.training.exchange}" if candidate.training.exchange else ""
-        groups.setdefault(f"micro-batches of {candidate.training.micro_batch}{recomputed}", []).append(
-            candidate.strategy.kind
-        )
+        words = f"micro-batches of {candidate.training.micro_batch}{recomputed}"
+        words = "settings of each machine's own" if candidate.scenario.settings else words
+        words += f", gradients sent in {candidate.training.exchange}" if candidate.training.exchange else ""
+        groups.setdefault(words, []).append(candidate.strategy.kind)
     if choice.query.open:
         yield "; ".join(f"{words}: {', '.join(kinds)}" for words, kinds in groups.items())
 
@@ -239,6 +240,8 @@ def _verdict(need: Need) -> str:
 
 
 def _shares(candidate: Candidate) -> str:
+    if candidate.scenario.settings:
+        return _own_shares(candidate)
     training = candidate.training
     text = f"micro-batches of {training.micro_batch}"
     text += ", with activation checkpointing" if training.checkpointing else ""
@@ -256,6 +259,27 @@ def _shares(candidate: Candidate) -> str:
     return f"{text}: {each_host((host, f'{share} ({100 * share / total:.0f} %)') for host, share in hosts.items())}"
 
 
+def _own_shares(candidate: Candidate) -> str:
+    """Samples of every host, and its own settings: "pc1 12 (50 %) as 2 x 6, pc2 4 (17 %) as 4 x 1 recomputed"."""
+    unit, total = candidate.training.micro_batch, sum(candidate.shares)
+    hosts: dict[str, list[RankSettings]] = {}
+    for need, own in zip(candidate.needs, candidate.scenario.settings, strict=True):
+        hosts.setdefault(need.placement.host, []).append(own)
+    words = []
+    for host, ranks in hosts.items():
+        share = sum(own.share for own in ranks)
+        ways = list(dict.fromkeys(_own_passes(own) for own in ranks))
+        each = f" on each of {len(ranks)} ranks" if len(ways) == 1 and len(ranks) > 1 else ""
+        words.append((host, f"{unit * share} ({100 * share / total:.0f} %) as {' + '.join(ways)}{each}"))
+    recomputed = any(own.training.checkpointing for own in candidate.scenario.settings)
+    legend = "samples as passes x samples of a pass" + (", r: with activation checkpointing" if recomputed else "")
+    return f"{legend}: {each_host(words)}"
+
+
+def _own_passes(own: RankSettings) -> str:
+    return f"{own.passes} x {own.training.micro_batch}{' r' if own.training.checkpointing else ''}"
+
+
 def split_to_rows(shares: Sequence[int]) -> str:
     """Micro-batches of pipelines: "12 in each of 2 pipelines", "14 + 10 in 2 pipelines"."""
     if len(set(shares)) == 1:
@@ -269,6 +293,14 @@ def _divides(choice: Choice) -> Iterator[str]:
     if dividing is not None and dividing.words:
         other = run is not None and choice.best is not None and run.strategy.kind != choice.best.strategy.kind
         yield f"with {name(run.strategy)}, {dividing.words}" if run is not None and other else dividing.words
+
+
+def _sum(choice: Choice) -> Iterator[str]:
+    """How much of the sum of their speeds the machines reach together."""
+    part, alone_s = choice.part_of_sum, choice.alone_s
+    if part is not None:
+        each = each_host((host, _seconds(seconds)) for host, seconds in alone_s.items())
+        yield f"{100 * part:.1f} % of what all machines do in sum, each alone in its own best way: {each} a step"
 
 
 def _step(candidate: Candidate) -> Iterator[str]:
@@ -584,12 +616,15 @@ def choice_json(choice: Choice, ways: list[Suggestion]) -> dict[str, Any]:
             "parameters": choice.query.architecture.num_parameters,
             "layers": choice.query.architecture.num_layers,
         },
-        # what divides how well: `ceiling` is the part of the sum of the speeds that it can reach at most
+        # what divides how well: `ceiling` is the part of an exact division that its shares reach
         "batch": None if choice.dividing is None else dataclasses.asdict(choice.dividing),
         "best": choice.best and candidate_json(choice.best),
         "runnable": choice.runnable and candidate_json(choice.runnable),
         "strategies": [candidate_json(candidate) for candidate in choice.by_kind],
         "today": choice.today and candidate_json(choice.today),
+        # seconds of a step by host, each alone in its own best way, and the part of the sum of these speeds
+        "alone": choice.alone_s,
+        "part_of_sum": choice.part_of_sum,
         "by_hosts": [
             {"num_hosts": few.count, **candidate_json(few.best)} for few in choice.by_hosts if few.best is not None
         ],
@@ -619,6 +654,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "method": candidate.training.method,
         "micro_batch": candidate.training.micro_batch,
         "activation_checkpointing": candidate.training.checkpointing,
+        "own_settings": bool(candidate.scenario.settings),
         "chance": round(candidate.chance, 4),
         "fits": candidate.fits,
         "built": candidate.is_built,
@@ -634,6 +670,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
                 "device": need.placement.device,
                 "gpu": need.placement.gpu,
                 "share": share,
+                "micro_batch_size": training.micro_batch,
+                "activation_checkpointing": training.checkpointing,
                 "free_bytes": need.placement.free_bytes,
                 "memory_from": need.placement.memory_from,
                 "untrained": (need.placement.spec and need.placement.spec.untrained) or None,
@@ -642,7 +680,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
                 "memory": told[id(need.memory)],
                 "reserved_bytes": need.memory.reserved_bytes(need.placement.free_bytes),
             }
-            for need, share in zip(candidate.needs, candidate.shares, strict=True)
+            for need, share, training in zip(candidate.needs, candidate.shares, candidate.rank_trainings, strict=True)
         ],
     }
 
@@ -664,7 +702,7 @@ def explain(plan: Plan, *, without: Container[str] = ()) -> list[str]:
     rows = [
         ("strategy", f"{plan.strategy}: {plan.reason}"),
         ("method", f"{plan.method}, precision {_plan_precision(plan)}"),
-        ("batch", f"{plan.batch} samples = {plan.num_micro_batches} micro-batches of {plan.micro_batch}"),
+        ("batch", _batch(plan)),
         ("shares", _plan_shares(plan)),
         *([("divides", plan.divides)] if plan.divides else []),
         *_speeds(plan),
@@ -702,6 +740,12 @@ def lines_in_steps(plan: Plan) -> list[str]:
         "evaluates": plan.evaluation_every_epochs is not None,
     }
     return [line for line in explain(plan) if asked.get(line.partition(" ")[0])]
+
+
+def _batch(plan: Plan) -> str:
+    if plan.has_own_settings:
+        return f"{plan.batch} samples, in forward passes of each rank's own size"
+    return f"{plan.batch} samples = {plan.num_micro_batches} micro-batches of {plan.micro_batch}"
 
 
 def _plan_precision(plan: Plan) -> str:
@@ -756,6 +800,15 @@ def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _host_share(ranks: list[PlannedRank]) -> str:
+    own = list(dict.fromkeys(_own_setting(rank) for rank in ranks if rank.micro_batch_size is not None))
+    return " ".join([_amount(ranks), *([f"in passes of {' and '.join(own)}"] if own else [])])
+
+
+def _own_setting(rank: PlannedRank) -> str:
+    return f"{rank.micro_batch_size}{', recomputed' if rank.activation_checkpointing else ''}"
+
+
+def _amount(ranks: list[PlannedRank]) -> str:
     if len(ranks) == 1:
         return f"{ranks[0].share} ({ranks[0].percent:g} %)"
     if len({rank.share for rank in ranks}) == 1:

@@ -148,7 +148,7 @@ class Dividing:
 
     @property
     def _whole(self) -> str:
-        return f"{len(self.shares)} times the slowest" if self.equal else "the sum of the speeds"
+        return f"{len(self.shares)} times the slowest" if self.equal else "an exact division"
 
     def _complaint(self) -> str:
         low, high = nearby(self.batch)

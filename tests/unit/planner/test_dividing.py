@@ -45,7 +45,7 @@ def test_about_32_becomes_40_which_divides_without_a_rest() -> None:
     # 36 reaches 99 %, which is 1 % less and not less than that
     assert best_count(SECONDS, 32, 1) == 40
     assert divided(40, about=32).words == (
-        "batch 40, about 32 as the job says: shares 20/11/9 reach 100 % of the sum of the speeds; 32 would reach 97.8 %"
+        "batch 40, about 32 as the job says: shares 20/11/9 reach 100 % of an exact division; 32 would reach 97.8 %"
     )
 
 
@@ -89,10 +89,10 @@ def test_of_an_exact_batch_that_divides_badly_better_ones_are_named() -> None:
     assert bad.is_bad
     assert [(each.batch, round(each.ceiling, 3)) for each in bad.others] == [(25, 0.962), (22, 0.99)]
     assert bad.words == (
-        "badly: batch 24 reaches 94.3 % of the sum of the speeds; 25 would reach 96.2 %, 22 would reach 99 %"
+        "badly: batch 24 reaches 94.3 % of an exact division; 25 would reach 96.2 %, 22 would reach 99 %"
     )
     nothing = with_others(Dividing(batch=1, about=None, shares=(1, 0), ceiling=0.5), (1.0, 1.0), micro_batch=1)
-    assert nothing.words == "badly: batch 1 reaches 50 % of the sum of the speeds; none from 1 to 1 does better"
+    assert nothing.words == "badly: batch 1 reaches 50 % of an exact division; none from 1 to 1 does better"
 
 
 def test_of_an_exact_batch_that_costs_two_percent_at_most_nothing_is_said() -> None:
