@@ -574,7 +574,7 @@ class JobWords(Section):
     which the machines divide the work best."""
     micro_batch: Annotated[Count | None, AUTO] = None
     """Samples that one device computes at once; divides `batch`. More is faster and takes more memory. `auto`: what
-    the plan finds fastest among those that fit, one value for the whole run."""
+    the plan finds fastest among those that fit; under ddp each rank has a value of its own."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How often the training rows are read; 1 where neither `epochs` nor `steps` is given."""
     steps: Count | None = None
@@ -585,7 +585,7 @@ class JobWords(Section):
     """Number formats: `bf16` and the like, or the keys below."""
     activation_checkpointing: Annotated[bool | None, AUTO] = None
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
-    plan finds it faster, or nothing fits without; one value for the whole run."""
+    plan finds it faster, or nothing fits without; under ddp each rank for itself."""
     activation_offloading: bool = False
     """Keep the checkpointed activations of each layer in the machine's memory and copy them back for backward: longer
     samples and larger micro-batches fit on a card, and each step copies more."""
