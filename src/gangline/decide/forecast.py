@@ -22,7 +22,7 @@ from gangline.planner.candidate import MOST_OF_HOST, Candidate, PlanQuery, build
 from gangline.planner.config import UnknownArchitecture, read_architecture, unpackable
 from gangline.planner.decision import Choice, decide
 from gangline.planner.machines import PlannedCluster
-from gangline.planner.report import fastest_of_fewer, ways_lines
+from gangline.planner.report import fastest_of_fewer, slowness_cause, ways_lines
 from gangline.planner.training import GANGLINE, GANGLINE_CPU, Number, SoftwareStack, Training
 from gangline.planner.ways_out import Suggestion, ways_out
 from gangline.provision.code import trainer_here
@@ -597,8 +597,8 @@ def _refuse_slowness(choice: Choice) -> None:
         return
     raise DoesNotFit(
         f"{', '.join(fewer.world.hosts)} alone would be faster than all hosts together",
-        seen=f"{fewer.time.total_s:.3g} s a step against {whole.time.total_s:.3g} s: the network costs more than the "
-        "further machines bring",
+        seen=f"{fewer.time.total_s:.3g} s a step against {whole.time.total_s:.3g} s; "
+        f"{slowness_cause(choice, whole, fewer)[0]}",
         fix=f"leave all hosts but {', '.join(fewer.world.hosts)} out of the cluster file, or raise batch; "
         f"--force starts it as it is{_apart(choice, fewer)}",
     )

@@ -12,18 +12,19 @@ from typing import Any
 
 from gangline.planner.candidate import Candidate, RankSettings, builds_method, lacking
 from gangline.planner.decision import AS_FAST, Choice
-from gangline.planner.machines import Placement, PlannedCluster
+from gangline.planner.machines import Placement, PlannedCluster, link
 from gangline.planner.memory import Memory
-from gangline.planner.memory_fit import Need
+from gangline.planner.memory_fit import EVEN, Need
 from gangline.planner.plan import Plan, PlannedRank
 from gangline.planner.saves import SaveCost, Saving, save_cost
-from gangline.planner.traffic import trained_weights, wire_bytes
+from gangline.planner.traffic import LinkModel, trained_weights, wire_bytes
 from gangline.planner.training import PlannedStrategy
 from gangline.planner.ways_out import Suggestion
 from gangline.runs.checkpoints import LEAST_MIN, MOST_MIN
 from gangline.runs.gang import rows_of
 from gangline.runs.job import ScheduleJob
 from gangline.runs.step_schedule import Cadence, marks_in_words, warmup_steps
+from gangline.strategies.table import DEFAULT
 from gangline.units import format_bytes, format_count, format_duration, name_runs
 
 # Why gangline's own trainer does not do what the plan found best. Pure.
@@ -551,18 +552,58 @@ def _labels(placements: Iterable[Placement]) -> str:
 
 
 def slower_than_alone(choice: Choice) -> str | None:
-    """The sentence that says so, where fewer machines are faster than all of them.
+    """The sentence that says so, where fewer machines are faster than all of them, and why.
 
     Of what can be started, else of what was chosen.
     """
     for whole, runnable in ((choice.runnable, True), (choice.best, False)):
         fastest = fastest_of_fewer(choice, runnable=runnable)
         if whole is not None and fastest is not None and fastest.seconds < whole.seconds < float("inf"):
-            count = len(fastest.world.hosts)
-            machines = "one machine is" if count == 1 else f"{count} hosts are"
             alone, all_s = ", ".join(fastest.world.hosts[:4]), _seconds(whole.seconds)
-            return f"{machines} faster than all: {alone} alone {_seconds(fastest.seconds)} a step, all {all_s}"
+            figures = f"{alone} alone {_seconds(fastest.seconds)} a step, all {all_s}"
+            cause, by_network = slowness_cause(choice, whole, fastest)
+            if not by_network:
+                return f"not all of these machines help: {figures}; {cause}"
+            machines = "one machine is" if len(fastest.world.hosts) == 1 else f"{len(fastest.world.hosts)} hosts are"
+            return f"{machines} faster than all: {figures}; {cause}"
     return None
+
+
+LADDER = ("1gbit", "2.5gbit", "5gbit", "10gbit", "25gbit", "100gbit", "hdr", "ndr")
+"""Links that are tried where the network is too slow, the slowest first."""
+
+
+def slowness_cause(choice: Choice, whole: Candidate, fewer: Candidate) -> tuple[str, bool]:
+    """Why all machines are slower than fewer of them, and whether that is the network; then the first link is named
+    with which they would not be.
+    """
+    wire = whole.world.wire
+    free_s = on_link(whole, dataclasses.replace(wire, latency_s=0.0, bytes_per_s=math.inf)).seconds
+    if whole.seconds - free_s >= free_s - fewer.seconds:
+        for text, other in ((each, link(each)) for each in LADDER):
+            if other.bytes_per_s > wire.bytes_per_s and (there := on_link(whole, other)).seconds <= fewer.seconds:
+                return f"the network is the cause: with {text} all would take {_seconds(there.seconds)}", True
+        least = f"{LADDER[-1]} would not change it: without any wait all take {_seconds(free_s)}"
+        return f"the network is the cause, and {least}", True
+    plain = next((each for each in choice.by_kind if each.strategy.kind == DEFAULT), None)
+    needs = () if plain is None or plain_fits(whole) else plain.needs
+    crowded = [need.placement.host for need in needs if need.chance is not None and need.chance < EVEN]
+    if crowded:
+        hosts = folded(list(dict.fromkeys(crowded)))
+        return f"not the network is the cause: the whole model, which is divided for it, has no room on {hosts}", False
+    return "not the network is the cause: computing and updating takes longer with all of them", False
+
+
+def plain_fits(candidate: Candidate) -> bool:
+    """Whether each of its ranks has the whole model."""
+    half = candidate.strategy.half
+    return half.layers == "all" and half.parts == "none"
+
+
+def on_link(candidate: Candidate, wire: LinkModel) -> Candidate:
+    """The same way to run the job on another network."""
+    world = dataclasses.replace(candidate.world, wire=wire)
+    return dataclasses.replace(candidate, scenario=dataclasses.replace(candidate.scenario, world=world))
 
 
 def fastest_of_fewer(choice: Choice, *, runnable: bool) -> Candidate | None:

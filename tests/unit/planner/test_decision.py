@@ -284,14 +284,25 @@ def test_long_rows_whose_layers_inputs_take_too_much_may_move_them(checkpointing
 
 
 def test_one_machine_that_is_faster_than_all_is_said() -> None:
-    job = query("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
-    choice = decide(job, with_memory(world("a=rtx5090,b=rtx3060", wire="100mbit"), 30, 30))
+    job = query("meta-llama/Llama-3.2-1B", method="full", batch=48, sequence_length=512)
+    choice = decide(job, with_memory(world("a=rtx5090,b=rtx5090", wire="100mbit"), 30, 30))
     assert choice.runnable is not None
     assert choice.by_hosts[0].runnable is not None
     assert choice.runnable.seconds > choice.by_hosts[0].runnable.seconds
     said = slower_than_alone(choice)
     assert said is not None
-    assert "a alone" in said
+    assert said.startswith("one machine is faster than all: a alone ")
+    named = re.search(r"the network is the cause: with (\S+) all would take", said)
+    assert named is not None
+    assert slower_than_alone(decide(job, with_memory(world("a=rtx5090,b=rtx5090", wire=named[1]), 30, 30))) is None
+
+
+def test_a_machine_without_room_for_the_model_is_named_where_it_does_not_help() -> None:
+    job = query("meta-llama/Llama-3.2-1B", method="lora", targets=("all-linear",), sequence_length=1024, batch=32)
+    job = dataclasses.replace(job, strategy=StrategyJob(kind="fsdp"))
+    said = slower_than_alone(decide(job, with_memory(world("a=rtx4090,b=rtx3060", wire="100gbit"), 22, 4)))
+    assert said is not None
+    assert said.startswith("not all of these machines help: a alone ")
 
 
 def test_the_machine_that_alone_can_hold_it_is_found_though_another_is_faster() -> None:
