@@ -18,6 +18,7 @@ PROGRAMS = {
     "foreground": "supervise.foreground:main",
     "host-agent": "supervise.host_agent:main",
     "python": "rpc.attached:python_main",
+    "ray": "supervise.ray_node:main",
     "trees": "provision.tree_stream:main",
 }
 """Verbs with a protocol of their own: `module:function`, called as `function(argv) -> int`."""

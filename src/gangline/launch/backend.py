@@ -147,6 +147,22 @@ class LauncherDialect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherDaemon:
+    """A program on one host that the launcher needs there; it is started before, and ended after it."""
+
+    host: str
+    folder: str
+    """A folder of its own there, for its log and its exit code."""
+    argv: tuple[str, ...]
+    """`ADDRESS` in its last word is replaced by what the first daemon says, once it runs."""
+    env: dict[str, str]
+    serves: str
+    """It ends with the host agent in that folder, or after the launcher in that folder."""
+    scratch: str
+    """A folder there that is removed with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobLauncher:
     """One command on one host that starts the host agents of all hosts, and runs as long as they do."""
 
@@ -157,8 +173,10 @@ class JobLauncher:
     dialects: tuple[LauncherDialect, ...] = ()
     """The first one whose mark the program there prints is started in place of `argv`; (): `argv` is started."""
     env: dict[str, str] = field(default_factory=dict)
-    """On top of that of the agent on the head. With `GANGLINE_LAUNCHER` among it, whatever has the same value there is
+    """On top of those of the agent on the head. With `GANGLINE_LAUNCHER` among it, whatever has the same value there is
     ended with the launcher: its children have sessions of their own."""
+    daemons: tuple[LauncherDaemon, ...] = ()
+    """The first one on the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ MODULES: Mapping[str, str] = {
     "mpiexec.hydra": "gangline.launch.mpirun:HydraBackend",
     "mpirun": "gangline.launch.mpirun:MpirunBackend",
     "pdsh": "gangline.launch.pdsh:PdshBackend",
+    "ray": "gangline.launch.ray:RayBackend",
     "slurm": "gangline.launch.slurm:SlurmBackend",
 }
 """Name -> module:class. A module is imported once its backend is used."""

@@ -58,9 +58,10 @@ class JobLauncherBackend(AgentBackend):
                 dialects = [asdict(each) for each in launcher.dialects]
                 asked_launcher = {name: getattr(launcher, name) for name in ("folder", "argv", "env")}
                 asked_launcher["dialects"] = dialects
+                asked_launcher["env"] = {**launcher.env, **self.start_daemons(launcher, transports)}
                 run_starter(transports[launcher.host], LAUNCH, asked_launcher, self._unsaid, self._unsaid["fix"], END_S)
                 while not wait([offers], PAUSE_S * 4).done:
-                    if failure := self._failure(launcher, transports[launcher.host]):
+                    if failure := self.failure(launcher, transports[launcher.host]):
                         raise failure
             except BaseException:
                 self._call_off(request, transports)
@@ -70,7 +71,7 @@ class JobLauncherBackend(AgentBackend):
     def withdraw(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
         """See `AgentBackend.withdraw`."""
         self._call_off(request, transports)
-        _end(_of(request), transports)
+        end_launcher(_of(request).folder, transports[_of(request).host])
 
     def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """See `Backend.poll`. Hosts whose ranks exited because the launcher had ended have failed, with its error."""
@@ -79,7 +80,7 @@ class JobLauncherBackend(AgentBackend):
             return statuses
         launcher = _of(request)
         try:
-            failure = self._failure(launcher, transports[launcher.host])
+            failure = self.failure(launcher, transports[launcher.host])
         except UNUSABLE:
             failure = None
         failure = failure or RunFailed(
@@ -101,7 +102,7 @@ class JobLauncherBackend(AgentBackend):
         if now and head.names and not set(head.names) & set(missed):
             is_over = super().poll(head, transports)[0].phase not in {"starting", "running"}
             if is_over:
-                _end(_of(request), transports)
+                end_launcher(_of(request).folder, transports[_of(request).host])
         return missed
 
     def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
@@ -116,6 +117,11 @@ class JobLauncherBackend(AgentBackend):
                     left.append(Leftover(host=launcher.host, kind="process", what=what))
         return left
 
+    def start_daemons(self, launcher: JobLauncher, transports: Mapping[str, Transport]) -> Mapping[str, str]:
+        """Start what the launcher needs on the hosts; more variables for the launcher, which are on no disk."""
+        del launcher, transports
+        return {}
+
     def lost_host(self, launcher: JobLauncher, head: Transport) -> RunFailed | None:
         """What a launcher that still runs says of a host that it cannot reach; None: it ends where it cannot."""
         del launcher, head
@@ -127,7 +133,7 @@ class JobLauncherBackend(AgentBackend):
             request, lambda part: transports[part.host].write(PurePath(part.folder, "withdrawn"), b""), timeout_s=END_S
         )
 
-    def _failure(self, launcher: JobLauncher, head: Transport) -> RunFailed | None:
+    def failure(self, launcher: JobLauncher, head: Transport) -> RunFailed | None:
         """Why the launcher has ended, or one of its hosts was lost; None while all is well."""
         record = read_record(head, PurePath(launcher.folder, "ended.json"))
         if record is None:
@@ -169,8 +175,8 @@ def _bring(agent: bytes, folder: str, transport: Transport) -> None:
     transport.write(PurePath(folder, AGENT_FILE), agent)
 
 
-def _end(launcher: JobLauncher, transports: Mapping[str, Transport]) -> None:
-    """End it, if it runs; `verify` covers a head that does not answer."""
-    asked = json.dumps({"folder": launcher.folder}).encode()
+def end_launcher(folder: str, host: Transport) -> None:
+    """End what `LAUNCH` has started, if it runs; `verify` covers a host that does not answer."""
+    asked = json.dumps({"folder": folder}).encode()
     with suppress(*UNUSABLE):
-        transports[launcher.host].run((AGENT, "foreground", "end"), stdin=asked, timeout_s=END_S)
+        host.run((AGENT, "foreground", "end"), stdin=asked, timeout_s=END_S)

@@ -6,6 +6,8 @@
     foreground step FOLDER       the same as a task of Slurm, which gives notice by SIGTERM before it ends a task
     foreground launch    < {"folder", "argv", "env", "dialects": [LauncherDialect, ...]}: start the launcher, in a
                          session of its own, by the first dialect whose mark its --version prints; returns once it runs
+                         With "serves", a folder: ended with the agent of that part, or after the launcher there.
+                         "scratch": a folder that is removed with it
     foreground end       < {"folder"}: end the launcher
 
 The request and its secrets go through a named pipe, so they are on no disk and in no command line. The process that
@@ -21,6 +23,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,7 +48,7 @@ ENDINGS = ((0, 1.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """How a launcher is ended: the signals that it gets, and how long it has to leave after each. 0: by itself."""
 FOREIGN = (
     *("OMPI_", "PMIX_", "PMI_", "ORTE_", "PRTE_", "OPAL_", "SLURM_", "HYDRA_", "HYDI_", "MPI_", "MPIR_CVAR_CH3_"),
-    "PDSH_",
+    *("PDSH_", "RAY_"),
 )
 """Variables of launchers. Ranks must not see them: libraries would take them for their own rank and world size."""
 VERSION_S = 20.0
@@ -232,9 +235,16 @@ def _run_launcher(folder: Path, asked: Dict[str, Any], ready: Ready) -> None:
     assert process is not None
     write_record(folder / "launcher.json", {"pid": process.pid, "start_ticks": process.start_ticks})
     ready()
-    code = _code_of_ssh(child, Path(f"{shell}.failed"), folder) if shell else child.wait()
+    if shell:
+        code = _code_of_ssh(child, Path(f"{shell}.failed"), folder)
+    elif asked.get("serves"):
+        code = _code_of_servant(child, Path(asked["serves"]), folder)
+    else:
+        code = child.wait()
     mark = f"{LAUNCHER_TAG}={env[LAUNCHER_TAG]}" if LAUNCHER_TAG in env else None
     processes.end_all(lambda: _started_by(child.pid, mark))
+    if asked.get("scratch"):
+        shutil.rmtree(asked["scratch"], ignore_errors=True)
     write_record(folder / "ended.json", {"returncode": code})
 
 
@@ -242,6 +252,23 @@ def _started_by(launcher: int, mark: Optional[str]) -> List[processes.Process]:
     """What runs of a launcher that has ended: in its session, or with its mark."""
     own = [each for each in processes.every_process() if each.session == launcher and each.state not in "ZX"]
     return own + (processes.tagged(mark) if mark else [])
+
+
+def _code_of_servant(child: "subprocess.Popen[bytes]", served: Path, folder: Path) -> int:
+    """Wait for a program that others need, and end it when they have ended or do not come. Its exit code."""
+    deadline = time.monotonic() + OFFER_S * 2
+    while child.poll() is None:
+        agent = read_record(served / AGENT_RECORD) or {}
+        is_over = (served / "ended.json").exists() or time.monotonic() > deadline
+        if agent:
+            deadline = float("inf")
+            is_over = is_over or not processes.is_alive(agent["pid"], agent["start_ticks"])
+        if is_over:
+            _end({"folder": folder})
+            child.wait()
+            return 0
+        time.sleep(TICK_S * 4)
+    return child.returncode
 
 
 def _code_of_ssh(child: "subprocess.Popen[bytes]", failed: Path, folder: Path) -> int:
