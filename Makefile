@@ -16,15 +16,16 @@ STORY := tests/lab/test_story.py
 PREPARE := tests/process/prepare tests/process/agent/prepare $(wildcard tests/lab/test_prepare*.py)
 LAUNCHERS := $(addprefix tests/process/launch/test_,started_by_others.py other_launchers.py) \
 	$(addprefix tests/lab/test_,mpirun.py started_by_deepspeed.py)
+RAY := tests/process/launch/test_ray_contract.py tests/lab/test_ray.py
 METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py architecture.py nf4.py optimizers.py \
 	recipes.py spikes.py)
 USE := $(addprefix tests/train/test_,evaluate.py export.py generate.py gguf.py notebook.py recorded_export.py serving.py)
 MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibrate.py closed_form.py scaling.py \
 	prometheus_scrape.py stragglers.py trace.py) tests/lab/test_bench.py tests/process/test_gpu_kit.py
-APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(METHODS) $(USE) $(MEASURE))
+APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(METHODS) $(USE) $(MEASURE))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prepare launchers methods use measure lab slurm bare versions processors lint format bench clean
+.PHONY: help demo test prepare launchers ray methods use measure lab slurm bare versions processors lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -49,6 +50,9 @@ prepare: .venv/dev.stamp ## tests of `gangline prepare`: what it changes on real
 
 launchers: .venv/dev.stamp ## tests of other launchers, started by us or starting us: OpenMPI, MPICH, DeepSpeed, accelerate, torchrun
 	$(BIN)/python -m pytest -n 4 -m "not slow" $(LAUNCHERS)
+
+ray: .venv/dev.stamp .ray/stamp ## tests of the backend ray with a real Ray, which gets an environment of its own: .ray
+	$(BIN)/python -m pytest -n 3 -m "not slow" $(RAY)
 
 methods: .venv/dev.stamp ## tests of what is trained how: adapters, optimizers, 4 and 8 bits, recipes
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(METHODS)
@@ -97,7 +101,13 @@ bench: .venv/dev.stamp ## our loop against others on the same model, data and th
 	$(BIN)/python -m benchmarks
 
 clean: ## remove .venv and the caches
-	rm -rf .venv .versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf .venv .ray .versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+
+# 80 MB that nothing of gangline imports: hosts have it in their own Python, tests in this one.
+.ray/stamp:
+	$(PYTHON) -m venv .ray
+	.ray/bin/python -m pip install "ray==2.60.0"
+	@touch $@
 
 # pip comes last into a new .venv: an interrupted one is made again.
 .venv/bin/pip:

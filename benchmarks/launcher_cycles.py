@@ -7,8 +7,8 @@ Hosts are namespaces with real sshd (tests/lab), the launcher is real; ranks are
 
     stop, kill      nothing: it is ordered to end
     launcher        kill -9 of the launcher on the head
-    daemon          kill -9 of the launcher's daemon on one host; of pdsh: of the sshd of its connection
-    shell           kill -9 of every ssh that runs on the head
+    daemon          kill -9 of the launcher's daemon on one host; of pdsh: of the sshd of its connection; of Ray: raylet
+    shell           kill -9 of every ssh that runs on the head; of Ray: of the gcs_server on the head
     agent           kill -9 of the host agent on one host
     supervisor      kill -9 of the supervisor on the user's computer, then of the launcher
     early           kill -9 of the launcher while the ranks look for each other
@@ -28,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.gang import Gang, left_on
-from tests.lab.hosts import Lab
+from tests.lab.hosts import ROOT, Lab, lab_folders
 
 KINDS = ("stop", "launcher", "daemon", "agent", "kill", "shell", "supervisor", "early")
 ORDERED = {"stop", "kill"}
-DAEMONS = {"mpirun": "orted", "mpiexec.hydra": "hydra_pmi_proxy"}
+DAEMONS = {"mpirun": "orted", "mpiexec.hydra": "hydra_pmi_proxy", "ray": "raylet"}
+RAY_PYTHON = ROOT / ".ray" / "bin" / "python"
+"""`make ray` makes it."""
 BACKENDS = (*DAEMONS, "pdsh")
 LAB_S = 3600
 END_S = 120.0
@@ -52,7 +54,7 @@ class Cycle:
     def run(self) -> dict[str, Any]:
         """Start, end, look."""
         began = time.monotonic()
-        self.gang.begin(backend=self.backend)
+        self.gang.begin(backend=self.backend, python=str(RAY_PYTHON) if self.backend == "ray" else "python3")
         if self.kind != "early":
             self.gang.joined()
             time.sleep(self.chance.uniform(0.0, 3.0))
@@ -92,7 +94,8 @@ class Cycle:
         self.victim.run(["kill", "-9", parent])
 
     def _shell(self) -> None:
-        if self.lab.hosts[0].run(["pkill", "-9", "-x", "ssh"]).returncode:  # OpenMPI's have ended after the start
+        name = "gcs_server" if self.backend == "ray" else "ssh"
+        if self.lab.hosts[0].run(["pkill", "-9", "-x", name]).returncode:  # OpenMPI's have ended after the start
             self._launcher()
 
     def _agent(self) -> None:
@@ -102,6 +105,10 @@ class Cycle:
     def _supervisor(self) -> None:
         self.lab.user.call("tests.lab.cases_launch:kill_supervisor", run_id=self.gang.run_id)
         self._launcher()
+
+
+def _lab(backend: str) -> Lab:
+    return Lab(3, meshed=True, ttl_s=LAB_S, binds=lab_folders() if backend == "ray" else ())
 
 
 def main() -> int:
@@ -115,7 +122,7 @@ def main() -> int:
     asked = parser.parse_args()
     lines = asked.out.read_text(encoding="utf-8").splitlines() if asked.out.exists() else []
     until = time.monotonic() + asked.minutes * 60
-    with asked.out.open("a", encoding="utf-8") as out, Lab(3, meshed=True, ttl_s=LAB_S) as lab:
+    with asked.out.open("a", encoding="utf-8") as out, _lab(asked.backend) as lab:
         for number in range(len(lines), asked.cycles):
             if time.monotonic() > until:
                 break

@@ -226,8 +226,8 @@ class ClusterWords(Section):
     """Where the supervisor of a run lives: on the head, or on this computer. `auto`: on the head, if it
     reaches the other hosts by ssh."""
     backend: Annotated[Name, Field(examples=["direct", "mpirun"])] | None = None
-    """What starts gangline on the hosts: `direct`, `mpirun`, `mpiexec.hydra`, `pdsh`, `slurm`, or one of another
-    package. Left out: `direct`, or `slurm` with the key `slurm`."""
+    """What starts gangline on the hosts: `direct`, `mpirun`, `mpiexec.hydra`, `pdsh`, `ray`, `slurm`, or one of
+    another package. Left out: `direct`, or `slurm` with the key `slurm`."""
     acknowledged: Annotated[
         list[Annotated[str, Field(pattern=FINDING, json_schema_extra={"x-fix": FINDING_FIX})]],
         OneOrMore(),

@@ -83,9 +83,10 @@ class JobLauncherBackend(AgentBackend):
             failure = self.failure(launcher, transports[launcher.host])
         except UNUSABLE:
             failure = None
+        lost = ", ".join(status.host for status in statuses if status.reason == "unlaunched")
         failure = failure or RunFailed(
-            f"{self.program} on {launcher.host} ended while the ranks were running",
-            seen="the host agents below it have ended with it",
+            f"{self.program} on {launcher.host} has lost {lost}",
+            seen="the host agents there have ended with their part of it",
             fix=f"its log is {launcher.folder}/launcher.log; then: gangline resume",
         )
         return [

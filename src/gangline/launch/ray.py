@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-from gangline.errors import RunFailed
+from gangline.errors import RunFailed, UsageError
 from gangline.launch.agents import UNUSABLE, run_starter
 from gangline.launch.backend import JobLauncher, LauncherDaemon, LaunchRequest, Leftover, Promises
 from gangline.launch.job_launcher import AGENT_FILE, END_S, LAUNCH, JobLauncherBackend, end_launcher, read_log
 from gangline.launch.poll import process_runs, read_record
-from gangline.runs.cluster import Cluster
+from gangline.runs.cluster import Cluster, Host
 from gangline.transport.fanout import fan_out
 from gangline.transport.transport import Transport, read_if_there
 
@@ -36,6 +36,7 @@ NODE_ENV: Mapping[str, str] = {
 ADDRESS = "ADDRESS"
 NODE_START_S = 30.0
 PAUSE_S = 0.2
+ADDRESSES = re.compile(r"auto|[^/\s]+:\d+")
 LOST = re.compile(r"^lost the actor on (\S+): (.*)$", re.MULTILINE)
 ERROR = re.compile(r'^\{"kind": "error".*\}$', re.MULTILINE)
 
@@ -52,7 +53,7 @@ class RayBackend(JobLauncherBackend):
         """See `AgentBackend.launcher`."""
         head_part, head = request.hosts[0], cluster.host(request.hosts[0].host)
         folder = str(PurePath(head_part.rank_files) / self.program)
-        address = head.env.get(RAY_ADDRESS)
+        address = _address_of(head)
         hosts = []
         for part in request.hosts:
             gpus = len(part.devices) if address else 0
@@ -142,10 +143,22 @@ class RayBackend(JobLauncherBackend):
         if not lost:
             return None
         return RunFailed(
-            f"Ray has lost its actor on {', '.join(host for host, _ in lost)}",
+            f"ray on {launcher.host} has lost {', '.join(host for host, _ in lost)}",
             seen="\n".join(f"{host}: {why}" for host, why in lost),
             fix="`ray status` says which nodes are there; then: gangline resume",
         )
+
+
+def _address_of(head: Host) -> str | None:
+    """The address of a cluster that is there; None: there is none yet."""
+    address = head.env.get(RAY_ADDRESS)
+    if address is None or ADDRESSES.fullmatch(address):
+        return address
+    raise UsageError(
+        f"{head.name}: RAY_ADDRESS is no address of a cluster of Ray",
+        seen=f"expected HOST:PORT or auto, found {address}",
+        fix="write the address that `ray start --head` printed: the head is a node of the cluster, not a client",
+    )
 
 
 def _daemons(cluster: Cluster, request: LaunchRequest, launcher: str) -> tuple[LauncherDaemon, ...]:

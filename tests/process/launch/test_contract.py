@@ -14,7 +14,6 @@ from gangline.launch.direct import DirectBackend
 from gangline.launch.mpirun import HydraBackend, MpirunBackend
 from gangline.launch.pdsh import PdshBackend
 from gangline.launch.program import Program
-from gangline.launch.ray import RayBackend
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
 from gangline.transport.local import LocalTransport
@@ -141,12 +140,6 @@ class PdshGang(MpirunGang):
     KIND = PdshBackend
 
 
-class RayGang(MpirunGang):
-    """The same, below an actor of Ray for each host, all on one node."""
-
-    KIND = RayBackend
-
-
 class FakeGang:
     """Nothing but words."""
 
@@ -190,7 +183,6 @@ KINDS = {
     "mpirun": MpirunGang,
     "mpiexec.hydra": HydraGang,
     "pdsh": PdshGang,
-    "ray": RayGang,
     "fake": FakeGang,
 }
 

@@ -25,8 +25,8 @@ from gangline.agent.host_files import read_record, write_record
 from gangline.agent.verbs import VerbFailed, write_line
 
 ADDRESS = "address.json"
-JOIN_S = 50.0
-"""How long nodes and actors may take to be there: a little less than their hosts wait for them."""
+JOIN_S, THERE_S = 50.0, 20.0
+"""How long nodes that are started with us may take to be there, and the actors; and those that were there before."""
 TICK_S = 0.2
 STORE_BYTES = 80_000_000
 """Ray's least for its store of objects, of which we put in none."""
@@ -83,8 +83,10 @@ def _be_node(asked: Dict[str, Any]) -> None:
 
 def _drive(asked: Dict[str, Any]) -> None:
     """Put the actors on the hosts, and wait for their end."""
-    ray, deadline = _ray(), time.monotonic() + JOIN_S
+    ray, deadline = _ray(), time.monotonic() + (JOIN_S if asked["node"] else THERE_S)
     address = asked["address"] or _written(Path(asked["node"]) / ADDRESS, deadline)
+    if not asked["node"]:
+        _require_entry(ray, address)
     _connect(ray, address, deadline if asked["node"] else time.monotonic())
     nodes = _nodes(ray, address, asked["hosts"], deadline)
     actors = {part["host"]: _actor(ray, part, nodes[part["host"]]) for part in asked["hosts"]}
@@ -113,6 +115,26 @@ def _written(path: Path, deadline: float) -> str:
         if time.monotonic() > deadline:
             raise VerbFailed("the first node of Ray did not start", f"no {path}", "its log is beside that file")
         time.sleep(TICK_S)
+
+
+def _require_entry(ray: Any, address: str) -> None:
+    """Raise VerbFailed where nobody listens, or our token is not the cluster's: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host:
+        return  # "auto"
+    token = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if token and not Path(token).is_file():  # Ray would end this process
+        raise _explained(address, FileNotFoundError(f"no token in {token}"), ray.__version__)
+    try:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except OSError as error:
+        raise _explained(address, error, ray.__version__) from error
+    try:
+        _ray("ray._raylet").GcsClient(address=address).get_all_node_info()
+    except ray.exceptions.AuthenticationError as error:
+        raise _explained(address, error, ray.__version__) from error
+    except Exception as error:  # noqa: BLE001  (no public part of Ray asks this: what it is called may change)
+        _say(f"not asked beforehand: {_first_line(error)}")
 
 
 def _connect(ray: Any, address: str, deadline: float) -> None:
