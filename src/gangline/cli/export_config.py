@@ -29,7 +29,8 @@ def command(
     """Write the hosts, ranks and variables of your cluster as files of other launchers. Starts nothing.
 
     hostfile: for mpirun and deepspeed. deepspeed: with variables and the command. accelerate, torchrun: a file for each
-    host. sbatch: a batch script for as many nodes.
+    host. sbatch: a batch script for as many nodes. ray: a command for each node of Ray, and a program that starts
+    torchrun on all of them.
     """
     kind, *program = words
     if kind not in FORMATS:

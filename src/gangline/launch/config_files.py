@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -145,11 +146,7 @@ def torchrun(run: RunForOthers) -> dict[str, str]:
     """A command for each host."""
     found = {}
     for number, part in enumerate(run.request.hosts):
-        python = run.cluster.host(part.host).argv()
-        options = [*_torchrun(run, len(part.ranks)), "--node-rank", str(number)]
-        options += ["--master-addr", run.meet[0], "--local-addr", run.address(part)]
-        words = rank_words(run.words(part), python=run.cluster.host(part.host).python)
-        command = shlex.join([*python, *options, "--no-python", *words])
+        command = shlex.join(_torchrun_words(run, number, part))
         found[f"torchrun-{part.host}.sh"] = _script([*_exports(run, part), f"exec {command}"])
     return found
 
@@ -181,12 +178,74 @@ def sbatch(run: RunForOthers) -> dict[str, str]:
     }
 
 
+RAY_JOB = """\
+# After `sh ray-HOST.sh` on each host, the first one first, on that one, in the folder of the script, which is the same
+# on every host: python ray_job.py. Its exit code is 0 if all ranks ended well.
+import json
+import os
+import subprocess
+import sys
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+HOSTS = json.loads({hosts})
+
+
+@ray.remote(max_retries=0)
+def start(host, folder):
+    env = {{**os.environ, **host["env"]}}
+    return subprocess.run(host["argv"], cwd=folder, env=env, check=False).returncode
+
+
+ray.init(address=os.environ.get("RAY_ADDRESS", "auto"))
+alive = [node for node in ray.nodes() if node["Alive"]]
+nodes = {{node["NodeManagerAddress"]: node for node in alive}}
+nodes[""] = {{node["NodeID"]: node for node in alive}}[ray.get_runtime_context().get_node_id()]
+missing = [host["name"] for host in HOSTS if host["address"] not in nodes]
+if missing:
+    sys.exit(f"no nodes of this cluster: {{', '.join(missing)}}; its nodes are {{', '.join(filter(None, nodes))}}")
+tasks = []
+for host in HOSTS:
+    node = nodes[host["address"]]
+    gpus = host["gpus"] if node["Resources"].get("GPU") else 0
+    where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    task = start.options(num_cpus=0 if gpus else host["ranks"], num_gpus=gpus, scheduling_strategy=where)
+    tasks.append(task.remote(host, os.getcwd()))
+sys.exit(max(map(abs, ray.get(tasks))))
+"""
+
+
+def ray(run: RunForOthers) -> dict[str, str]:
+    """A command for each host that makes it a node of Ray, and a program that starts torchrun on all of them."""
+    head, rows, found = run.address(run.request.hosts[0]), [], {}
+    for number, part in enumerate(run.request.hosts):
+        address = "" if run.cluster.is_one_machine else run.address(part)
+        gpus = 0 if run.cluster.host(part.host).gpu == {} else len(set(part.devices))
+        room = {"ranks": len(part.ranks), "gpus": gpus}
+        argv = _torchrun_words(run, number, part)
+        rows.append({"name": part.host, "address": address, "env": run.variables(part), "argv": argv, **room})
+        if run.cluster.is_one_machine and number:
+            continue
+        whose = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"] if not number else []
+        whose = whose or [f"--address={head}:{RAY_PORT}"]
+        own = [f"--node-ip-address={address}"] if address else []
+        size = [f"--num-cpus={run.cluster.host(part.host).slots}"]
+        words = ["ray", "start", *whose, *own, *size, "--disable-usage-stats"]
+        note = "# RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token, has the token, the same on every host: ray get-auth-token"
+        found[f"ray-{part.host}.sh"] = _script([note, "export RAY_AUTH_MODE=token", f"exec {shlex.join(words)}"])
+    return {**found, "ray_job.py": RAY_JOB.format(hosts=repr(json.dumps(rows)))}
+
+
+RAY_PORT = 6379
+"""Where the first node of Ray listens, as Ray has it."""
 FORMATS: Mapping[str, Callable[[RunForOthers], dict[str, str]]] = {
     "hostfile": hostfile,
     "deepspeed": deepspeed,
     "accelerate": accelerate,
     "torchrun": torchrun,
     "sbatch": sbatch,
+    "ray": ray,
 }
 """What `gangline export-config` writes -> name and text of each file."""
 
@@ -196,6 +255,14 @@ def _torchrun(run: RunForOthers, num_ranks: int) -> list[str]:
         *("-m", "torch.distributed.run", "--nnodes", str(len(run.request.hosts)), "--nproc-per-node", str(num_ranks)),
         *("--rdzv-backend", "static", "--master-port", str(run.meet[1])),
     ]
+
+
+def _torchrun_words(run: RunForOthers, number: int, part: HostRequest) -> list[str]:
+    """The torchrun of one host."""
+    host = run.cluster.host(part.host)
+    options = [*_torchrun(run, len(part.ranks)), "--node-rank", str(number)]
+    options += ["--master-addr", run.meet[0], "--local-addr", run.address(part)]
+    return [*host.argv(), *options, "--no-python", *rank_words(run.words(part), python=host.python)]
 
 
 def _exports(run: RunForOthers, part: HostRequest) -> list[str]:

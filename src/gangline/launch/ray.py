@@ -56,10 +56,11 @@ class RayBackend(JobLauncherBackend):
         address = _address_of(head)
         hosts = []
         for part in request.hosts:
-            gpus = len(part.devices) if address else 0
-            cpus = len(part.ranks) if address and not gpus else 0
-            where = "" if cluster.is_one_machine else cluster.host(part.host).address
-            hosts.append({"host": part.host, "address": where, "folder": part.folder, "cpus": cpus, "gpus": gpus})
+            host = cluster.host(part.host)
+            ranks = len(part.ranks) if address else 0
+            gpus = 0 if host.gpu == {} else min(ranks, len(set(part.devices)))
+            where = "" if cluster.is_one_machine else host.address
+            hosts.append({"host": part.host, "address": where, "folder": part.folder, "ranks": ranks, "gpus": gpus})
         daemons = () if address else _daemons(cluster, request, folder)
         asked = {"address": address, "node": daemons[0].folder if daemons else None, "hosts": hosts}
         argv = head.argv(f"{head_part.folder}/{AGENT_FILE}", "ray", "drive", json.dumps(asked))

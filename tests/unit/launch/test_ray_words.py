@@ -13,9 +13,9 @@ from gangline.runs.cluster import Cluster, Host
 from tests.fakes.transport import FakeTransport
 
 
-def launcher(env=None, devices=()):
+def launcher(env=None, devices=(), gpu=None):
     hosts = tuple(
-        Host(name=name, address=address, workdir="/srv", python="/opt/py", transport="ssh", env=env or {})
+        Host(name=name, address=address, workdir="/srv", python="/opt/py", transport="ssh", env=env or {}, gpu=gpu)
         for name, address in (("pc1", "10.0.0.1"), ("pc2", "10.0.0.2"))
     )
     parts = tuple(
@@ -47,15 +47,15 @@ def test_without_an_address_every_host_becomes_a_node_that_ends_with_its_agent()
     assert (asked(first.argv)["address"], asked(second.argv)["address"]) == (None, "ADDRESS")
     assert [asked(each.argv)["ip"] for each in made.daemons] == ["10.0.0.1", "10.0.0.2"]
     assert {each.env["RAY_AUTH_MODE"] for each in made.daemons} == {"token"}
-    assert {(part["cpus"], part["gpus"]) for part in asked(made.argv)["hosts"]} == {(0, 0)}
+    assert {(part["ranks"], part["gpus"]) for part in asked(made.argv)["hosts"]} == {(0, 0)}
 
 
-@pytest.mark.parametrize(("devices", "room"), [((), (2, 0)), ((0, 1), (0, 2))])
-def test_a_cluster_that_is_there_is_asked_for_a_cpu_or_a_gpu_for_each_rank(devices, room):
-    made = launcher({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "token", "OTHER": "1"}, devices)
+@pytest.mark.parametrize(("gpu", "room"), [(None, (2, 2)), ({}, (2, 0))])
+def test_a_cluster_that_is_there_is_asked_for_a_cpu_or_a_gpu_for_each_rank(gpu, room):
+    made = launcher({"RAY_ADDRESS": "10.0.0.1:6379", "RAY_AUTH_MODE": "token", "OTHER": "1"}, (0, 1), gpu)
     assert (made.daemons, made.env) == ((), {"RAY_AUTH_MODE": "token"})
     assert asked(made.argv)["address"] == "10.0.0.1:6379"
-    assert {(part["cpus"], part["gpus"]) for part in asked(made.argv)["hosts"]} == {room}
+    assert {(part["ranks"], part["gpus"]) for part in asked(made.argv)["hosts"]} == {room}
 
 
 def test_the_address_of_a_client_is_refused():

@@ -2,9 +2,10 @@
 
     ray node JSON     {"ip", "address", "folder", "scratch"}: become `ray start --block`. address None: the first node,
                       which writes its address into FOLDER/address.json
-    ray drive JSON    {"address", "node", "hosts": [{"host", "address", "folder", "cpus", "gpus"}]}: an actor on every
+    ray drive JSON    {"address", "node", "hosts": [{"host", "address", "folder", "ranks", "gpus"}]}: an actor on every
                       host starts the process `foreground below FOLDER` there, and lives as long as that. address None:
-                      as the first node writes it into NODE/address.json
+                      as the first node writes it into NODE/address.json.
+                      An actor takes a CPU for each rank, or the GPUs where its node has any
 
 Run with a Python that has Ray; everything else is the standard library's. What goes wrong is one record of an error on
 stdout, the loss of an actor one line: gangline.launch.ray reads both.
@@ -179,21 +180,21 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(lines[:3])[:600]}"
 
 
-def _nodes(ray: Any, address: str, hosts: List[Dict[str, Any]], deadline: float) -> Dict[str, str]:
-    """The id of the node of each host; raises VerbFailed where some are no nodes."""
+def _nodes(ray: Any, address: str, hosts: List[Dict[str, Any]], deadline: float) -> Dict[str, Dict[str, Any]]:
+    """The node of each host, as Ray has it; raises VerbFailed where some are no nodes."""
     while True:
         alive = [each for each in ray.nodes() if each["Alive"]]
-        ids = {each["NodeManagerAddress"]: each["NodeID"] for each in alive}
-        own: str = ray.get_runtime_context().get_node_id()
-        found = {part["host"]: ids.get(_ip(part["address"])) if part["address"] else own for part in hosts}
+        by_address = {each["NodeManagerAddress"]: each for each in alive}
+        own = {each["NodeID"]: each for each in alive}.get(ray.get_runtime_context().get_node_id())
+        found = {part["host"]: by_address.get(_ip(part["address"])) if part["address"] else own for part in hosts}
         missing = [part for part in hosts if found[part["host"]] is None]
         if not missing:
-            return {name: str(node) for name, node in found.items()}
+            return {name: node for name, node in found.items() if node}
         if time.monotonic() > deadline:
             names = ", ".join(f"{part['host']} ({part['address']})" for part in missing)
             raise VerbFailed(
                 f"no nodes of the cluster of Ray at {address}: {names}",
-                f"its nodes are {', '.join(sorted(ids))}",
+                f"its nodes are {', '.join(sorted(by_address))}",
                 f"`ray start --address={address} --node-ip-address=ADDRESS` on them, or write the addresses of its "
                 "nodes into cluster.yaml",
             )
@@ -207,7 +208,7 @@ def _ip(address: str) -> str:
         return address
 
 
-def _actor(ray: Any, part: Dict[str, Any], node: str) -> Any:
+def _actor(ray: Any, part: Dict[str, Any], node: Dict[str, Any]) -> Any:
     """The actor of a host, asked for."""
 
     class Place:  # local, so that it travels by value: hosts have no gangline
@@ -229,15 +230,16 @@ def _actor(ray: Any, part: Dict[str, Any], node: str) -> Any:
             words = ["python3", f"{folder}/agent.pyz", "foreground", "below", folder]
             subprocess.run(words, check=False, env=env, cwd="/", stdin=subprocess.DEVNULL)
 
+    gpus = part["gpus"] if node["Resources"].get("GPU") else 0
     strategies = _ray("ray.util.scheduling_strategies")
     return (
         ray.remote(Place)
         .options(
-            num_cpus=part["cpus"],
-            num_gpus=part["gpus"],
+            num_cpus=0 if gpus else part["ranks"],
+            num_gpus=gpus,
             max_restarts=0,
             max_concurrency=2,
-            scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node, soft=False),
+            scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
         )
         .remote()
     )
