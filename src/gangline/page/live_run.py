@@ -17,14 +17,19 @@ from typing import Any
 
 from gangline.context import REAL, Dependencies, read_cluster
 from gangline.control.supervision import RunHandle, open_run
+from gangline.control.user_command import CommandRecord
 from gangline.control.watching import HostLooks, facts_of
 from gangline.errors import GanglineError, HostUnreachable, UsageError
+from gangline.page.run_logs import RunLogs
 from gangline.page.series import RunSeries
 from gangline.planner.plan import Plan
 from gangline.provision.trees import host_layout
 from gangline.report.dashboard import WatchedHost
 from gangline.report.follow import View
 from gangline.report.host_samples import SampleTail, card_events, seconds_of
+from gangline.report.run_figures import RunFigures
+from gangline.report.run_history import RunHistory
+from gangline.report.run_summary import RunRecords, with_documents
 from gangline.report.tail import JsonTail, Tail
 from gangline.report.text_table import clean, event_line
 from gangline.runs.record_versions import load_if_there
@@ -69,6 +74,7 @@ class LiveRun:
             )
             for host in self.run.cluster.hosts
         }
+        self.logs = RunLogs(self.run)
         self._files = _GrowingFiles(self.run)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"read {run_id}")
         self._reading: Future[None] | None = None
@@ -190,6 +196,17 @@ class _GrowingFiles:
         self._view = view
         self._metrics, events = view.tails_of_head()
         self._events = [events, *(view.tails_here() if before is None else self._events[1:])]
+
+
+def records_of_run(live: LiveRun) -> RunRecords:
+    """What was asked, seen and decided of a run, with the losses that were read."""
+    with live.lock:
+        figures = RunFigures()
+        figures.curves["loss"] = live.series.losses()
+        record, steps = live.record, live.series.total_steps
+    own = CommandRecord.of(live.run.layout)
+    history = RunHistory(id=live.id, run=record, attempts=(), steps=steps, gaps=())
+    return with_documents(live.run.layout, history, figures, own=None if own is None else own.words)
 
 
 def _attempt_in(line: str) -> int:

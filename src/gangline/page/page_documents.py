@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,15 @@ from gangline.control.listing import RunListing
 from gangline.errors import RecordError
 from gangline.page.live_run import LiveRun, planned_memory
 from gangline.page.series import SeenBefore
-from gangline.report.host_samples import seconds_of
+from gangline.report.dashboard import WatchedHost
+from gangline.report.host_samples import HostSamples, others_on, seconds_of
 from gangline.report.text_table import clean
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_if_there
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import RunState
+from gangline.units import format_bytes
 
 STOPPABLE = {"running", "restarting", "queued", "lost"}
 RESUMABLE = {"stopped", "failed"}
@@ -137,3 +141,77 @@ def _figure(value: object) -> float | None:
 
 def _integer(value: object) -> int | None:
     return value if type(value) is int else None
+
+
+# The hosts of a run.
+
+
+MOST_SAMPLES = 240
+DRAWN = (
+    re.compile(r"cpu_percent|memory_percent|pressure/\w+"),
+    re.compile(r"net/(?!lo/).*_bytes_per_s|disk/.*_bytes_per_s"),
+    re.compile(r"gpu/\d+/(utilization_percent|memory_percent|temperature_c|power_w|clock_mhz|throttled_percent)"),
+)
+"""Figures that are drawn over the time."""
+
+
+def hosts_document(live: LiveRun, *, chosen: str | None) -> dict[str, Any]:
+    """What every host of a run does, and of one of them what it did over the time."""
+    with live.lock:
+        hosts = list(live.hosts.hosts.values())
+        told = [_host(host) for host in hosts]
+        host = next((host for host in hosts if host.name == chosen), hosts[0] if hosts else None)
+        drawn = {"host": host.name, **_samples(host.samples)} if host is not None else None
+    return {"now": time.time(), "hosts": told, "drawn": drawn}
+
+
+def _host(host: WatchedHost) -> dict[str, Any]:
+    facts, samples = host.facts, host.samples
+    return {
+        "host": host.name,
+        "silent": clean(host.silent) or None,
+        "heard": host.heard,
+        "cpus": facts.num_cpus if facts else None,
+        "memory_total_bytes": facts.memory_total_bytes if facts else None,
+        "system": clean(facts.system.os or "") if facts else "",
+        "driver": facts.gpu_driver.version if facts else None,
+        "gpus": [f"{gpu.name}, {format_bytes(gpu.memory_total_bytes)}" for gpu in facts.gpus] if facts else [],
+        "simulated": bool(facts and facts.gpu_driver.simulated) or bool(samples and samples.is_simulated),
+        "cards": [_card(card) for card in samples.cards] if samples is not None else [],
+        "others": [words for card in samples.cards for words in others_on(samples, card.get("index"))]
+        if samples is not None
+        else [],
+        "figures": {name: _figure(value) for name, value in samples.rows[-1][2].items()}
+        if samples is not None and samples.rows
+        else {},
+    }
+
+
+def _card(card: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "index": _integer(card.get("index")),
+        "name": clean(str(card.get("name")))[:80],
+        "simulated": bool(card.get("simulated")),
+    }
+
+
+def _samples(samples: HostSamples | None) -> dict[str, Any]:
+    """At most 240 points of each figure that is drawn: the mean of neighbours."""
+    rows = samples.rows if samples is not None else []
+    each = max(1, math.ceil(len(rows) / MOST_SAMPLES))
+    groups = [rows[at : at + each] for at in range(0, len(rows), each)]
+    names = dict.fromkeys(name for *_, means, _ in rows[-1:] for name in means)
+    return {
+        "time": [round(group[0][0], 1) for group in groups],
+        "figures": {
+            name: [_mean_of(group, name) for group in groups]
+            for name in names
+            if any(pattern.fullmatch(name) for pattern in DRAWN)
+        },
+    }
+
+
+def _mean_of(group: Sequence[tuple[float, int, dict[str, float], dict[str, float]]], name: str) -> float | None:
+    told = [(count, means[name]) for _, count, means, _ in group if name in means]
+    whole = sum(count for count, _ in told)
+    return _figure(float(f"{sum(count * value for count, value in told) / whole:.5g}")) if whole else None

@@ -12,12 +12,21 @@ from typing import Any
 
 from gangline.control.listing import list_runs
 from gangline.errors import UsageError
-from gangline.page.live_run import LiveRuns
-from gangline.page.page_documents import list_document, run_document, series_document
+from gangline.page.live_run import LiveRuns, records_of_run
+from gangline.page.orders import Orders
+from gangline.page.page_documents import hosts_document, list_document, run_document, series_document
+from gangline.page.run_logs import RunLogs
 from gangline.page.series import SeenBefore
+from gangline.report.run_diff import compare_runs, described, diff_json
+from gangline.report.text_table import clean
+from gangline.runs.layout import SweepLayout
+from gangline.runs.registry import run_ids
+from gangline.sweep.records import sweep_ids
+from gangline.sweep.standings import sweep_document, sweep_rows
 
 LIST_S = 2.0
 """The list of runs is read anew after that time: it asks the hosts of all active runs."""
+_SWEEP = re.compile(r"/api/sweeps/([a-z]+-[a-z]+-[1-9][0-9]*)")
 _RUN = re.compile(r"/api/runs/([a-z]+-[a-z]+-[1-9][0-9]*)(?:/([a-z]+))?")
 
 
@@ -45,6 +54,7 @@ class Answers:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.runs = LiveRuns(home)
+        self.orders = Orders(home)
         self._listing = threading.Lock()
         self._listed: tuple[float, dict[str, Any]] | None = None
 
@@ -54,8 +64,10 @@ class Answers:
 
     def read(self, asked: PageRequest) -> dict[str, Any]:
         """What an address shows; raises UsageError where there is nothing."""
-        if asked.path == "/api/runs":
-            return self._list()
+        if (plain := self._plain().get(asked.path)) is not None:
+            return plain(asked)
+        if (sweep := _SWEEP.fullmatch(asked.path)) is not None:
+            return self._sweep(sweep[1])
         found = _RUN.fullmatch(asked.path)
         of_run = self._of_run().get(found[2] or "") if found else None
         if found is None or of_run is None:
@@ -64,13 +76,67 @@ class Answers:
 
     def order(self, asked: PageRequest) -> dict[str, Any]:
         """Do what was ordered; raises UsageError where there is nothing to order."""
-        raise _nothing(asked)
+        found = _RUN.fullmatch(asked.path)
+        if found is None or found[2] not in {"stop", "resume"}:
+            raise _nothing(asked)
+        run_id = found[1]
+        if run_id not in run_ids(self.home):
+            raise UsageError(f"no such run: {run_id}", seen=f"in {self.home}", fix="choose one of the list")
+        if found[2] == "resume":
+            return self.orders.resume(run_id).document()
+        return self.orders.stop(run_id, now=asked.body.get("now") is True).document()
+
+    def _plain(self) -> Mapping[str, Callable[[PageRequest], dict[str, Any]]]:
+        return {
+            "/api/runs": lambda _: self._list(),
+            "/api/orders": lambda _: self.orders.document(),
+            "/api/sweeps": lambda _: {"now": time.time(), "sweeps": sweep_rows(self.home)},
+            "/api/diff": self._diff,
+        }
 
     def _of_run(self) -> Mapping[str, Callable[[str, PageRequest], dict[str, Any]]]:
         return {
             "": lambda run_id, _: run_document(self.runs.get(run_id)),
             "series": self._series,
+            "hosts": lambda run_id, asked: hosts_document(self.runs.get(run_id), chosen=asked.query.get("host")),
+            "logs": lambda run_id, asked: self._log(run_id, asked, lambda logs, attempt: logs.document(attempt)),
+            "log": lambda run_id, asked: self._log(
+                run_id,
+                asked,
+                lambda logs, attempt: logs.end(attempt, asked.query.get("name", ""), after=asked.number("after")),
+            ),
+            "search": lambda run_id, asked: self._log(
+                run_id,
+                asked,
+                lambda logs, attempt: logs.search(attempt, _words(asked), name=asked.query.get("name")),
+            ),
+            "job": self._job,
         }
+
+    def _log(self, run_id: str, asked: PageRequest, answer: Callable[[RunLogs, int], dict[str, Any]]) -> dict[str, Any]:
+        live = self.runs.get(run_id)
+        last = live.record.state.attempt if live.record.state else 1
+        attempt = asked.number("attempt") or last
+        if not 1 <= attempt <= last:
+            raise UsageError(f"{run_id} has no attempt {attempt}", seen=f"1 to {last}", fix="leave it out for the last")
+        return {**answer(live.logs, attempt), "attempts": last}
+
+    def _job(self, run_id: str, _: PageRequest) -> dict[str, Any]:
+        records = records_of_run(self.runs.get(run_id))
+        parts = {
+            part: [[key, clean(value)] for key, value in rows.items()] for part, rows in described(records).items()
+        }
+        return {"run": run_id, "parts": parts, "missing": [clean(gap) for gap in records.gaps]}
+
+    def _diff(self, asked: PageRequest) -> dict[str, Any]:
+        lives = [self.runs.get(asked.query.get(name, "")) for name in ("one", "other")]
+        one, other = map(records_of_run, lives)
+        return {**diff_json(compare_runs(one, other)), "reading": any(live.is_behind for live in lives)}
+
+    def _sweep(self, sweep_id: str) -> dict[str, Any]:
+        if sweep_id not in sweep_ids(self.home):
+            raise UsageError(f"no such sweep: {sweep_id}", seen=f"in {self.home}", fix="choose one of the list")
+        return {"now": time.time(), **sweep_document(SweepLayout(self.home, sweep_id))}
 
     def _list(self) -> dict[str, Any]:
         with self._listing:
@@ -93,6 +159,13 @@ class Answers:
             before=before,
             rank=(rank, host) if rank is not None and host is not None else None,
         )
+
+
+def _words(asked: PageRequest) -> str:
+    words = asked.query.get("words", "").strip()
+    if not 1 <= len(words) <= 200:
+        raise UsageError("nothing to search for", seen=f"{len(words)} letters; expected 1 to 200", fix="type some")
+    return words
 
 
 def _nothing(asked: PageRequest) -> UsageError:

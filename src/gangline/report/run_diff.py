@@ -56,18 +56,24 @@ class RunComparison:
 def compare_runs(one: RunRecords, other: RunRecords) -> RunComparison:
     """What differs between two runs."""
     sides = (one, other)
+    first, second = map(described, sides)
     return RunComparison(
         runs=(one.history.id, other.history.id),
-        parts={
-            "job": _differences(*map(_job, sides)),
-            "data": _differences(*map(_data, sides)),
-            "versions": _differences(*map(_versions, sides)),
-            "machines": _differences(*map(_machines, sides)),
-            "division": _differences(*map(_division, sides)),
-        },
+        parts={part: _differences(first[part], second[part]) for part in first},
         losses=losses_apart(one.figures.curves["loss"], other.figures.curves["loss"]),
         missing=tuple(f"{side.history.id}: {gap}" for side in sides for gap in side.gaps),
     )
+
+
+def described(run: RunRecords) -> dict[str, dict[str, str]]:
+    """What a run was, by part: key -> value as text."""
+    return {
+        "job": _job(run),
+        "data": _data(run),
+        "versions": _versions(run),
+        "machines": _machines(run),
+        "division": _division(run),
+    }
 
 
 def losses_apart(one: Mapping[int, float], other: Mapping[int, float]) -> LossesApart:

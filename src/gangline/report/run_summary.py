@@ -105,10 +105,19 @@ def read_records(
     """Read a run; see `read_history`. own, can_resume: see `RunRecords`. Raises HostKeyRefused."""
     history = read_history(view, records=records, remote=remote)
     gaps = dict.fromkeys(history.gaps)
-    layout = view.layout
+    figures = figures_of(records_of(view.tails_of_head()[:1], gaps))
+    history = replace(history, gaps=tuple(gaps))
+    return with_documents(view.layout, history, figures, own=own, can_resume=can_resume)
+
+
+def with_documents(
+    layout: RunLayout, history: RunHistory, figures: RunFigures, *, own: Sequence[str] | None, can_resume: bool = True
+) -> RunRecords:
+    """A run whose figures are known, with what was asked, seen and decided; own, can_resume: see `RunRecords`."""
+    gaps = dict.fromkeys(history.gaps)
     return RunRecords(
         history=history,
-        figures=figures_of(records_of(view.tails_of_head()[:1], gaps)),
+        figures=figures,
         layout=layout,
         own=own,
         can_resume=can_resume,
