@@ -25,7 +25,7 @@ MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibr
 APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(METHODS) $(USE) $(MEASURE))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prepare launchers ray methods use measure lab slurm bare versions processors lint format bench clean
+.PHONY: help demo test prepare launchers ray methods use measure browser lab slurm bare versions processors lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -62,6 +62,9 @@ use: .venv/dev.stamp ## tests of what is done with a trained model: export, eval
 
 measure: .venv/dev.stamp ## tests of what measures and predicts: memory traces, calibration, scaling, stragglers, the kit for GPUs
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(MEASURE)
+
+browser: .venv/browser.stamp ## the page of `gangline ui` in a headless Chromium: clicks, keys, screenshots, accessibility
+	$(BIN)/python -m pytest -m page tests/browser
 
 lab: .venv/dev.stamp ## all tests with real hosts in namespaces, the slow ones too, see docs/lab.md
 	$(BIN)/python -m pytest tests/lab
@@ -122,4 +125,8 @@ clean: ## remove .venv and the caches
 
 .venv/dev.stamp: .venv/train.stamp
 	$(BIN)/python -m pip install -c constraints.txt -e ".[train,deepspeed,optuna,top,serve,ui,evaluate,dev]"
+	@touch $@
+
+.venv/browser.stamp: .venv/dev.stamp
+	$(BIN)/python -m pip install -c constraints.txt -e ".[browser]"
 	@touch $@

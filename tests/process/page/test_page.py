@@ -1,11 +1,9 @@
 """`gangline ui` as it is typed, and asked as a browser asks, and as a page from elsewhere would."""
 
 import contextlib
-import gzip
-import http.client
 import json
 import re
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -13,70 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.page_client import Page
 from tests.recorded import install
 
 pytest.importorskip("starlette", reason="starlette is not installed: pip install 'gangline[ui]'")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'gangline[ui]'")
-
-
-class Page:
-    """A page that was started, and a browser of it."""
-
-    def __init__(self, home, *words):
-        argv = [sys.executable, "-m", "gangline.cli.main", "ui", *words]
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.address = self.process.stdout.readline().strip()
-        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{32})", self.address)
-        assert found, (self.address, self.process.stderr.read() if self.process.poll() is not None else "")
-        self.home, self.port, self.token = home, int(found[1]), found[2]
-        self.origin = f"http://127.0.0.1:{self.port}"
-        self.cookie = self.key = ""
-
-    def ask(self, path, *, method="GET", body=None, **headers):
-        """Status, headers and body of an answer; a header of None is not sent."""
-        told = {"Host": f"127.0.0.1:{self.port}", "Accept-Encoding": "gzip"}
-        told |= {"Cookie": self.cookie} if self.cookie else {}
-        told |= {name.replace("_", "-"): value for name, value in headers.items()}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        with contextlib.closing(connection):
-            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-            data = None if body is None else json.dumps(body).encode()
-            told |= {} if data is None else {"Content-Length": str(len(data))}
-            for name, value in told.items():
-                if value is not None:
-                    connection.putheader(name, value)
-            connection.endheaders(data)
-            answer = connection.getresponse()
-            content = answer.read()
-        self.sent_bytes = len(content)
-        if answer.headers.get("content-encoding") == "gzip":
-            content = gzip.decompress(content)
-        return answer.status, answer.headers, content
-
-    def log_in(self):
-        status, headers, _ = self.ask(f"/?token={self.token}")
-        assert status == 303, status
-        self.cookie, _, self.flags = headers["set-cookie"].partition("; ")
-        self.key = headers["location"].removeprefix("/#key=")
-        return self
-
-    def json(self, path):
-        status, _, content = self.ask(path)
-        assert status == 200, (path, content)
-        return json.loads(content)
-
-    def order(self, path, body=None, **headers):
-        told = {"Origin": self.origin, "Content_Type": "application/json", "X_Gangline_Key": self.key}
-        return self.ask(path, method="POST", body=body or {}, **(told | headers))
-
-    def end(self):
-        self.process.send_signal(signal.SIGINT)
-        try:
-            _, said = self.process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        return self.process.returncode, said
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +76,114 @@ def test_events_are_told_in_words(page):
     told = page.json(f"/api/runs/{FAILED}")
     assert any("checkpoint committed" in event["text"] for event in told["events"])
     assert told["error"]["what"]
+
+
+def test_a_host_is_told_with_what_it_did(page, home):
+    run = install("ddp-finished", home)
+    rows = [
+        '{"samples": "pc1", "interval_s": 2.0, "cards": [{"index": 0, "name": "A <b>card</b>", "simulated": true}]}',
+        '{"columns": ["cpu_percent", "memory_bytes", "net/eth0/rx_bytes_per_s", "gpu/0/temperature_c"]}',
+        *(f"[{1795777301 + 2 * at}, 1, [{at % 100}, 8e9, 1e6, 70]]" for at in range(500)),
+    ]
+    (home / f"hosts/pc1/runs/{run}/samples-pc1.jsonl").write_text("\n".join(rows) + "\n")
+    told = page.json(f"/api/runs/{run}/hosts?host=pc1")
+    host = told["hosts"][0]
+    assert (host["host"], host["figures"]["cpu_percent"], host["simulated"]) == ("pc1", 99, True)
+    assert (host["cards"][0]["name"], told["hosts"][1]["figures"]) == ("A <b>card</b>", {})
+    drawn = told["drawn"]["figures"]
+    assert set(drawn) == {"cpu_percent", "net/eth0/rx_bytes_per_s", "gpu/0/temperature_c"}
+    assert len(told["drawn"]["time"]) == len(drawn["cpu_percent"]) <= 240
+    assert page.json(f"/api/runs/{run}/hosts?host=none")["drawn"]["host"] == "pc1"
+
+
+def test_logs_are_read_on_and_searched(page, home):
+    told = page.json(f"/api/runs/{FAILED}/logs")
+    assert told["logs"] == ["pc1 rank 0", "pc2 rank 1", "pc1 console", "pc2 console"]
+    had = page.json(f"/api/runs/{FAILED}/log?name=pc1%20rank%200")
+    assert (had["first"], len(had["lines"])) == (1, had["count"])
+    log = home / f"hosts/pc1/runs/{FAILED}/attempts/1/rank-0.log"
+    with log.open("a") as file:
+        file.write("\x1b[31mred\x1b[0m <script>alert(1)</script>\n")
+    news = page.json(f"/api/runs/{FAILED}/log?name=pc1%20rank%200&after={had['count']}")
+    assert news["lines"] == ["red <script>alert(1)</script>"]
+    found = page.json(f"/api/runs/{FAILED}/search?words=%3CSCRIPT%3E")["found"]
+    assert [(row["log"], row["line"]) for row in found] == [("pc1 rank 0", had["count"] + 1)]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "log?name=../../state.json",
+        "log?name=pc1%20rank%2099",
+        "log",
+        "log?name=pc1%20rank%200&attempt=../1",
+        "logs?attempt=2",
+        "logs?attempt=-1",
+        "search?words=",
+        "search",
+        "stop",
+        "resume",
+    ],
+)
+def test_logs_and_attempts_that_are_none_are_refused(page, query):
+    assert page.ask(f"/api/runs/{FAILED}/{query}")[0] == 404
+
+
+def test_the_job_is_told_and_two_runs_are_compared(page, home):
+    other = install("fsdp-stopped", home)
+    rows = dict(page.json(f"/api/runs/{STOPPED}/job")["parts"]["job"])
+    assert (rows["name"], rows["batch"]) == ("fox-ddp", "4")
+    told = page.json(f"/api/diff?one={STOPPED}&other={other}")
+    strategies = [row["values"] for row in told["differences"]["division"] if row["key"] == "strategy"]
+    assert (strategies, told["losses"]["common_steps"] > 40) == ([["ddp", "fsdp"]], True)
+    assert page.ask(f"/api/diff?one={STOPPED}&other=none-such-1")[0] == 404
+
+
+def test_a_run_of_a_command_has_no_curves_but_all_the_rest(page, home):
+    run = install("command-finished", home)
+    assert page.json(f"/api/runs/{run}/series")["step"] == []
+    assert page.json(f"/api/runs/{run}/job")["parts"]["job"][0][0] == "command"
+    assert page.json(f"/api/runs/{run}/logs")["logs"]
+
+
+def test_sweeps_are_listed(page):
+    assert page.json("/api/sweeps")["sweeps"] == []
+    assert page.ask("/api/sweeps/none-such-1")[0] == 404
+
+
+# Orders.
+
+
+def orders_of(page, run):
+    return [order for order in page.json("/api/orders")["orders"] if order["run"] == run]
+
+
+def test_stop_of_a_run_that_has_ended_says_so(page):
+    status, _, content = page.order(f"/api/runs/{STOPPED}/stop", {"now": False})
+    told = json.loads(content)
+    assert (status, told["is_done"], told["lines"]) == (202, True, [f"{STOPPED} has ended already"])
+
+
+def test_a_run_that_cannot_go_on_says_why_and_stays_as_it_is(page, home):
+    run = install("pipeline-stopped", home)
+    for host in ("pc1", "pc2"):
+        shutil.rmtree(home / "hosts" / host / "runs" / run / "checkpoints", ignore_errors=True)
+    assert page.order(f"/api/runs/{run}/resume")[0] == 202
+    deadline = time.monotonic() + 100
+    while not (order := orders_of(page, run)[0])["is_done"]:
+        assert time.monotonic() < deadline, order
+        time.sleep(0.2)
+    assert order["error"]["what"] == "data.train: /home/alice/fox.txt", order
+    assert f"resuming {run} from the beginning: no checkpoint was saved" in order["lines"]
+    state = json.loads((home / "runs" / run / "state.json").read_text())
+    assert (state["phase"], state["attempt"]) == ("stopped", 1)
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/runs/none-such-1/stop", f"/api/runs/{STOPPED}", f"/api/runs/{STOPPED}/series", "/"]
+)
+def test_an_order_for_what_is_none_is_refused(page, path):
+    assert page.order(path)[0] == 404
 
 
 # Who may ask.

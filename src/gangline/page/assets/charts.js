@@ -1,6 +1,6 @@
 // Curves and stacked areas on a canvas. A chart is given at most some thousand points: the server makes the buckets.
 
-const LEFT = 58, RIGHT = 10, TOP = 8, BOTTOM = 22;
+const LEFT = 70, RIGHT = 10, TOP = 8, BOTTOM = 22;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const colour = (place) => place < 8 ? css(`--c${place}`) : `hsl(${(place * 47) % 360} 60% ${dark() ? 65 : 42}%)`;
 const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;

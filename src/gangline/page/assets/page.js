@@ -64,9 +64,9 @@ const notice = (text, kind = "") => make("p", { class: `note ${kind}` }, text);
 const problem = (error) => notice(error.told ? [error.told.what, error.told.seen, error.told.fix].filter(Boolean).join("\n") : String(error.message), "bad");
 const fact = (name, value) => make("span", {}, `${name} `, make("b", {}, value));
 
-function table(header, rows, { cards = false } = {}) {
+function table(header, rows, { cards = false, label = null } = {}) {
   const numbers = header.map((each) => each.startsWith("#")), names = header.map((each) => each.replace("#", ""));
-  return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "table" },
+  return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": label ?? `Table of ${names.join(", ")}` },
     make("table", { class: cards ? "cards" : null },
       make("thead", {}, make("tr", {}, ...names.map((name, at) => make("th", { scope: "col", class: numbers[at] ? "number" : null }, name)))),
       make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell, at) =>
@@ -381,6 +381,7 @@ function hosts(place, id) {
   choice.addEventListener("change", () => { which = choice.value; view.refresh().catch(() => {}); });
   const group = new Group({ label: clock });
   const charts = HOST_CHARTS.map(([title, , form]) => new Chart(group, { title, form, zero: !/Clock|Temp/.test(title), key: true }));
+  for (const chart of charts) chart.figure.hidden = true;
   const note = make("p", { class: "faint" });
   place.append(holder, make("div", { class: "tools" }, make("span", {}, "Over the time:"), choice), note, make("div", { class: "charts" }, ...charts.map((chart) => chart.figure)));
   return {
@@ -479,7 +480,7 @@ function job(place, id) {
   const fill = async () => {
     const told = choice.value ? await ask(`/api/diff?one=${encodeURIComponent(id)}&other=${encodeURIComponent(choice.value)}`) : await ask(`/api/runs/${encodeURIComponent(id)}/job`);
     const parts = choice.value ? differences(told) : Object.entries(told.parts).filter(([, rows]) => rows.length).flatMap(([part, rows]) =>
-      [make("h2", {}, TITLES[part]), table(["key", "value"], rows.map(([key, value]) => [{ long: key }, { long: value }]))]);
+      [make("h2", {}, TITLES[part]), table(["key", "value"], rows.map(([key, value]) => [{ long: key }, { long: value }]), { label: TITLES[part] })]);
     holder.replaceChildren(...parts, ...told.missing.map((gap) => notice(gap)));
   };
   const again = () => fill().catch((error) => { if (error.name !== "AbortError") holder.replaceChildren(problem(error)); });
@@ -493,7 +494,7 @@ function differences(told) {
   const at = (row) => `step ${figure(row.step)}: ${row.losses.map((loss) => figure(loss, 8)).join(" and ")}`;
   const words = !losses.common_steps ? "They have no step with a loss in common." : !losses.part_at ? `Their losses are equal in all ${figure(losses.common_steps)} common steps.`
     : `Their losses part at ${at(losses.part_at)}${losses.one_percent_apart_at ? `; they differ by 1 % from ${at(losses.one_percent_apart_at)}` : ""}.`;
-  return [make("p", {}, words + (told.reading ? " Not all steps are read yet." : "")), ...parts.flatMap(([part, rows]) => [make("h2", {}, TITLES[part]), table(["key", ...told.runs], rows.map((row) => [{ long: row.key }, ...row.values.map((value) => ({ long: value }))]))]),
+  return [make("p", {}, words + (told.reading ? " Not all steps are read yet." : "")), ...parts.flatMap(([part, rows]) => [make("h2", {}, TITLES[part]), table(["key", ...told.runs], rows.map((row) => [{ long: row.key }, ...row.values.map((value) => ({ long: value }))]), { label: TITLES[part] })]),
     ...(parts.length ? [] : [make("p", {}, "No other difference is recorded.")])];
 }
 
