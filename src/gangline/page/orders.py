@@ -47,7 +47,7 @@ class PageOrder:
         return {name: getattr(self, name) for name in ("run", "what", "time", "is_done", "lines", "doing", "error")}
 
 
-class Orders:
+class PageOrders:
     """The orders of one home, the last ones."""
 
     def __init__(self, home: Path) -> None:

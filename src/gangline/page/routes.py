@@ -13,7 +13,7 @@ from typing import Any
 from gangline.control.listing import list_runs
 from gangline.errors import UsageError
 from gangline.page.live_run import LiveRuns, records_of_run
-from gangline.page.orders import Orders
+from gangline.page.orders import PageOrders
 from gangline.page.page_documents import hosts_document, list_document, run_document, series_document
 from gangline.page.run_logs import RunLogs
 from gangline.page.series import SeenBefore
@@ -54,7 +54,7 @@ class Answers:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.runs = LiveRuns(home)
-        self.orders = Orders(home)
+        self.orders = PageOrders(home)
         self._listing = threading.Lock()
         self._listed: tuple[float, dict[str, Any]] | None = None
 
