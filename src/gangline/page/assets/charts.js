@@ -44,11 +44,14 @@ export class Group {
     this.marks = [];
     this.waits = false;
     this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.again = () => this.draw();
+    this.again = () => { for (const each of this.charts) each.stale = true; this.draw(); };
     this.scheme.addEventListener("change", this.again);
-    this.sizes = new ResizeObserver(this.again);
+    this.sizes = new ResizeObserver((entries) => {
+      for (const { target, contentRect } of entries) Object.assign(target.chart, { width: contentRect.width, height: contentRect.height, stale: true });
+      this.draw();
+    });
   }
-  add(chart) { this.charts.add(chart); this.sizes.observe(chart.canvas); return chart; }
+  add(chart) { this.charts.add(chart); chart.canvas.chart = chart; this.sizes.observe(chart.canvas); return chart; }
   close() { this.scheme.removeEventListener("change", this.again); this.sizes.disconnect(); this.charts.clear(); }
   move(x) { this.cursor = x; this.draw(); }
   draw() {
@@ -91,6 +94,7 @@ export class Chart {
     const last = this.data.x.length - 1, words = this.data.lines.slice(0, 8).map((line) => `${line.name} ${this.form(line.mean[last])}`);
     this.canvas.setAttribute("aria-label", last < 0 ? `${this.title}: nothing yet`
       : `${this.title}, ${this.data.x.length} points, last at ${this.group.label(this.data.x[last])}: ${words.join(", ")}. Arrow keys read points, plus and minus zoom, Escape shows all.`);
+    this.stale = true;
     this.group.draw();
   }
 
@@ -151,32 +155,41 @@ export class Chart {
     return [this.zero ? 0 : low - room, high + room];
   }
 
+  // The curves are painted once, aside; only what lies over them is drawn anew when the crosshair moves.
   draw() {
-    const box = this.canvas.getBoundingClientRect(), scale = devicePixelRatio || 1;
-    if (!box.width) return;
-    this.width = box.width;
-    const height = box.height, pen = this.canvas.getContext("2d");
-    if (this.canvas.width !== Math.round(box.width * scale) || this.canvas.height !== Math.round(height * scale)) {
-      this.canvas.width = Math.round(box.width * scale);
-      this.canvas.height = Math.round(height * scale);
-    }
+    if (!this.width) return;
+    const scale = devicePixelRatio || 1, size = [Math.round(this.width * scale), Math.round(this.height * scale)];
+    if (this.canvas.width !== size[0] || this.canvas.height !== size[1]) { [this.canvas.width, this.canvas.height] = size; this.stale = true; }
+    if (this.stale) this.paint(scale, size);
+    const pen = this.canvas.getContext("2d");
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, ...size);
+    pen.drawImage(this.base, 0, 0);
     pen.setTransform(scale, 0, 0, scale, 0, 0);
-    pen.clearRect(0, 0, box.width, height);
+    if (this.data.x.length) this.over(pen);
+    this.read();
+  }
+
+  paint(scale, size) {
+    this.base ??= document.createElement("canvas");
+    [this.base.width, this.base.height] = size;
+    this.stale = false;
+    const { width, height } = this, pen = this.base.getContext("2d"), [first, last] = this.range(), [low, high] = this.span();
+    pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.font = "12px system-ui, sans-serif";
-    const [first, last] = this.range(), [low, high] = this.span();
-    const px = (value) => LEFT + (value - first) / (last - first || 1) * (box.width - LEFT - RIGHT);
+    const px = (value) => LEFT + (value - first) / (last - first || 1) * (width - LEFT - RIGHT);
     const py = (value) => height - BOTTOM - (value - low) / (high - low || 1) * (height - BOTTOM - TOP);
-    this.axes(pen, { box, height, first, last, low, high, px, py });
-    if (!this.data.x.length) { pen.fillStyle = css("--faint"); pen.fillText("nothing yet", LEFT + 8, height / 2); this.readout.textContent = ""; return; }
+    this.px = px;
+    this.axes(pen, { box: this, height, first, last, low, high, px, py });
+    if (!this.data.x.length) { pen.fillStyle = css("--faint"); pen.fillText("nothing yet", LEFT + 8, height / 2); return; }
     pen.save();
     pen.beginPath();
-    pen.rect(LEFT, 0, box.width - LEFT - RIGHT + 1, height - BOTTOM + 1);
+    pen.rect(LEFT, 0, width - LEFT - RIGHT + 1, height - BOTTOM + 1);
     pen.clip();
     this.marks(pen, { height, px });
     if (this.stacked) this.areas(pen, { px, py }); else this.lines(pen, { px, py });
-    this.extras(pen, { box, height, px, py });
+    this.extras(pen, { px, py });
     pen.restore();
-    this.read();
   }
 
   axes(pen, { box, height, first, last, low, high, px, py }) {
@@ -250,25 +263,29 @@ export class Chart {
     }
   }
 
-  extras(pen, { box, height, px, py }) {
+  extras(pen, { px, py }) {
     for (const each of this.data.levels) {
       pen.strokeStyle = each.colour;
       pen.setLineDash([6, 4]);
-      pen.beginPath(); pen.moveTo(LEFT, py(each.value)); pen.lineTo(box.width, py(each.value)); pen.stroke();
+      pen.beginPath(); pen.moveTo(LEFT, py(each.value)); pen.lineTo(this.width, py(each.value)); pen.stroke();
       pen.setLineDash([]);
     }
     pen.fillStyle = css("--c1");
     for (const [at, value] of this.data.points) if (value !== null) { pen.beginPath(); pen.arc(px(at), py(value), 3.2, 0, 7); pen.fill(); }
+  }
+
+  over(pen) {
+    const { height } = this;
     if (this.drag) { pen.fillStyle = css("--band"); pen.fillRect(Math.min(...this.drag), TOP, Math.abs(this.drag[1] - this.drag[0]), height - TOP - BOTTOM); }
-    if (this.group.cursor !== null) {
-      const at = Math.round(px(this.data.x[this.nearest(this.group.cursor)])) + .5;
-      pen.strokeStyle = css("--faint");
-      pen.lineWidth = 1;
-      pen.beginPath(); pen.moveTo(at, TOP); pen.lineTo(at, height - BOTTOM); pen.stroke();
-    }
+    if (this.group.cursor === null) return;
+    const at = Math.round(this.px(this.data.x[this.nearest(this.group.cursor)])) + .5;
+    pen.strokeStyle = css("--faint");
+    pen.lineWidth = 1;
+    pen.beginPath(); pen.moveTo(at, TOP); pen.lineTo(at, height - BOTTOM); pen.stroke();
   }
 
   read() {
+    if (!this.data.x.length) { this.readout.textContent = ""; return; }
     const { x, lines, points } = this.data, { cursor } = this.group, place = cursor === null ? x.length - 1 : this.nearest(cursor);
     const shown = lines.length <= 3 ? lines : [...lines].sort((one, other) => (other.mean[place] ?? 0) - (one.mean[place] ?? 0)).slice(0, 3);
     const words = shown.map((line) => (lines.length > 1 ? `${line.name} ` : "") + this.form(line.mean[place]));
