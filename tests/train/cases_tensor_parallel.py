@@ -37,7 +37,7 @@ def contract(
     shares, *, method: str, packed: bool = False, checkpointing: bool = False, dropout: float = 0.1, hosts=None, **model
 ):
     """Two steps' gradients and an evaluation of a model in slices, against those of one process."""
-    job = make_job(method=method, dropout=dropout)
+    job = make_job(method=method, dropout=dropout, draws="micro_batch")  # as this strategy has it
     folder = model.pop("folder", None) or model_folder(**model)
     job = replace(job, model=replace(job.model, path=folder), micro_batch=2, activation_checkpointing=checkpointing)
     world = make_world(shares, rank=dist.get_rank(), strategy="tp", hosts=hosts)

@@ -135,6 +135,7 @@ def make_job(
         steps=40,
         seed=7,
         precision=precision,
+        draws="sample",
         optimizer=OptimizerJob(kind=optimizer, **OPTIMIZERS[optimizer].keys, learning_rate=3e-4, weight_decay=0.01),
         schedule=ScheduleJob(kind="cosine", warmup_steps=5),
         evaluation=EvaluationJob(every_steps=None),

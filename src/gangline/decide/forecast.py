@@ -464,6 +464,7 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
         rank=job.method.rank,
         targets=job.method.targets,
         dropout=job.method.dropout,
+        draws_by_sample=job.draws == "sample",
         dora=job.method.dora,
         splits=job.method.splits,
         extras=extras_of(job.method),

@@ -34,9 +34,14 @@ def allows_own(training: Training) -> bool:
 
 
 def joins(training: Training, architecture: Architecture) -> bool:
-    """Whether micro-batches may share a forward pass: dropout draws its masks by micro-batch."""
-    drops = any(layer.dropout or layer.attention_dropout for layer in architecture.layers)
-    return training.dropout == 0 and not drops
+    """Whether micro-batches may share a forward pass, whatever dropout there is.
+
+    Not where its masks belong to micro-batches. Nor with dropout in attention: there it is computed by its formula,
+    whose memory grows with the pass and is not counted.
+    """
+    drops = training.dropout > 0 or any(layer.dropout for layer in architecture.layers)
+    in_attention = any(layer.attention_dropout for layer in architecture.layers)
+    return not in_attention and (training.draws_by_sample or not drops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,8 @@ class Training:
     targets: tuple[str, ...] = ("all-linear",)
     """Names of linears with adapters; ("all-linear",): all inside layers."""
     dropout: float = 0.0
+    draws_by_sample: bool = False
+    """Whether dropout masks belong to samples (`Job.draws`), so that any number of them may share a pass."""
     dora: bool = False
     """Whether the length of each row of an adapted matrix is trained by itself."""
     splits: bool = False

@@ -132,7 +132,13 @@ def test_what_the_job_fixes_all_ranks_have() -> None:
     assert set(fixed.rank_trainings) == {fixed.training}
 
 
-def test_with_dropout_ranks_have_one_micro_batch_and_a_recomputation_of_their_own() -> None:
+def test_dropout_by_sample_leaves_every_rank_its_own_micro_batch() -> None:
+    free = decide(query(batch=32, dropout=0.1, draws_by_sample=True), world(UNLIKE)).best
+    assert free is not None
+    assert len({each.micro_batch for each in free.rank_trainings}) > 1
+
+
+def test_dropout_by_micro_batch_leaves_every_rank_a_recomputation_of_its_own_alone() -> None:
     choice = decide(query(batch=32, dropout=0.1), world(UNLIKE))
     assert choice.best is not None
     assert len({each.micro_batch for each in choice.best.rank_trainings}) == 1

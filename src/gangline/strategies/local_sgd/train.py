@@ -318,8 +318,6 @@ class LocalSgd(Strategy):
 
     min_ranks = 1
     replicated = False
-    draws_by_sample = False
-    """Within a round hosts have moved apart."""
 
     def __init__(self, setup: StrategySetup) -> None:
         super().__init__(setup)

@@ -282,7 +282,6 @@ class Zero(Strategy):
 
     layout = "sharded"
     replicated = False
-    draws_by_sample = False
     clips = True
     joins_by_empty_batch = True
 
