@@ -117,12 +117,13 @@ def open_tab(chromium, page):
         each.close()
 
 
-DRAWN = """() => [...document.querySelectorAll('figure:not([hidden]) canvas')].every((canvas) => {
+DRAWN = """() => document.querySelector('figure:not([hidden])') && [...document.querySelectorAll('figure:not([hidden]) canvas')].every((canvas) => {
+  if (!/ [1-9][0-9]* points/.test(canvas.getAttribute('aria-label'))) return false;
   const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height), seen = new Set();
   for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 200) seen.add(`${data[at] >> 4} ${data[at + 1] >> 4} ${data[at + 2] >> 4}`);
   return seen.size > 3;
 })"""
-"""Whether each canvas in the page has lines: more colours than those of a grid and its labels."""
+"""Whether the page has canvases, and each of them points and lines: more colours than those of a grid and its labels."""
 READY = {
     "runs": f"() => document.body.innerText.includes('{FINISHED}')",
     "hosts": "() => document.querySelectorAll('figure:not([hidden])').length >= 3",
