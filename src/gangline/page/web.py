@@ -8,6 +8,7 @@ that is not a file of ours.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import re
@@ -23,7 +24,6 @@ from gangline.errors import GanglineError, UsageError
 from gangline.page.routes import Answers, PageRequest
 
 LOOPBACK = "127.0.0.1"
-COOKIE = "gangline_ui"
 KEY_HEADER = "x-gangline-key"
 BODY_LIMIT_BYTES = 1 << 14
 ASSETS = {
@@ -64,6 +64,11 @@ class PageKeys:
     """What that address is exchanged for; with it everything can be read."""
     orders: str = field(default_factory=_secret)
     """What the page sends with an order, besides: it is kept for this address and port only."""
+
+    @property
+    def cookie_name(self) -> str:
+        """Of this server only: another one on this computer would take the cookie away under the same name."""
+        return f"gangline_ui_{hashlib.sha256(self.token.encode()).hexdigest()[:8]}"
 
 
 class PageRefusal(Exception):
@@ -148,12 +153,12 @@ def _log_in(request: Any, keys: PageKeys) -> Any:
     if not _equal(request.query_params["token"], keys.token):
         raise PageRefusal(401, "the token is wrong: open the address that gangline ui prints")
     response = RedirectResponse(f"/#key={keys.orders}", status_code=303)
-    response.set_cookie(COOKIE, keys.cookie, httponly=True, samesite="strict", path="/")
+    response.set_cookie(keys.cookie_name, keys.cookie, httponly=True, samesite="strict", path="/")
     return response
 
 
 def _require_cookie(request: Any, keys: PageKeys) -> None:
-    if not _equal(request.cookies.get(COOKIE, ""), keys.cookie):
+    if not _equal(request.cookies.get(keys.cookie_name, ""), keys.cookie):
         raise PageRefusal(401, "open the address that gangline ui prints: this browser has no cookie of it yet")
 
 

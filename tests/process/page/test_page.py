@@ -191,12 +191,8 @@ def test_an_order_for_what_is_none_is_refused(page, path):
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/api/runs", f"/api/runs/{STOPPED}/series", "/none"])
 def test_without_the_cookie_nothing_is_shown(page, path):
-    for cookie in (
-        None,
-        "gangline_ui=wrong",
-        f"gangline_ui={page.token}",
-        "gangline_ui=\u00fc".encode().decode("latin-1"),
-    ):
+    name = page.cookie.partition("=")[0]
+    for cookie in (None, f"{name}=wrong", f"{name}={page.token}", f"{name}=\u00fc".encode().decode("latin-1")):
         status, headers, content = page.ask(path, Cookie=cookie)
         assert (status, STOPPED.encode() in content) == (401, False), cookie
         assert "set-cookie" not in headers
@@ -210,6 +206,18 @@ def test_a_wrong_token_opens_nothing(page, token):
 
 def test_the_cookie_is_for_this_browser_and_no_script(page):
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(page.flags.split("; "))
+
+
+def test_two_servers_leave_each_other_their_cookies(page, home, monkeypatch):
+    monkeypatch.setenv("GANGLINE_HOME", str(home))
+    other = Page(home).log_in()
+    kept = dict(each.split("=", 1) for each in (page.cookie, other.cookie))  # as a browser: one of each name
+    both = "; ".join(f"{name}={value}" for name, value in kept.items())
+    try:
+        assert [each.ask("/api/runs", Cookie=both)[0] for each in (page, other)] == [200, 200]
+        assert other.ask("/api/runs", Cookie=page.cookie)[0] == 401
+    finally:
+        other.end()
 
 
 @pytest.mark.parametrize(
