@@ -99,6 +99,16 @@ class Tab:
         self.seen.evaluate("place => { location.hash = place }", place)
         self.seen.wait_for_function("() => document.querySelector('main h1')")
 
+    def hold(self, pattern):
+        """The requests whose addresses match, from now on: each waits for its `continue_`."""
+        held = []
+
+        def keep(route):
+            held.append(route)
+
+        self.seen.route(re.compile(pattern), keep)
+        return held
+
     def until(self, script, *, timeout_s=15):
         self.seen.wait_for_function(script, timeout=timeout_s * 1000)
 
@@ -163,6 +173,53 @@ def test_scripts_in_names_and_logs_are_text(open_tab):
     tab.until("() => document.querySelector('mark')?.textContent === '<script>'")
     assert tab.seen.evaluate("window.hacked") is None
     assert tab.seen.evaluate("document.querySelectorAll('main img, main script').length") == 0
+
+
+def test_a_late_answer_of_another_log_is_not_mixed_in(open_tab, home):
+    mine, other = (home / f"hosts/pc{at + 1}/runs/{FAILED}/attempts/1/rank-{at}.log" for at in (0, 1))
+    for path, words in ((mine, "only in the log of rank 0"), (other, "only in the log of rank 1")):
+        with path.open("a") as log:
+            log.write(f"{words}\n")
+    tab = open_tab()
+    held = tab.hold(r"/log\?.*rank(\+|%20)0")
+    tab.go(f"#/run/{FAILED}/logs")
+    tab.until("() => document.querySelectorAll('select[aria-label=Log] option').length > 1")
+    while not held:
+        tab.seen.wait_for_timeout(50)
+    tab.seen.select_option("select[aria-label=Log]", "pc2 rank 1")
+    text = "document.querySelector('pre').textContent"
+    tab.until(f"() => {text}.includes('only in the log of rank 1')")
+    with tab.seen.expect_response(re.compile(r"/log\?.*rank(\+|%20)0")):
+        held[0].continue_()
+    with other.open("a") as log:
+        log.write("and one more line\n")
+    tab.until(f"() => {text}.includes('and one more line')")
+    shown = tab.seen.evaluate(text)
+    assert "only in the log of rank 0" not in shown
+    assert shown.splitlines() == [line.rstrip() for line in other.read_text().splitlines()]
+
+
+def test_a_late_answer_of_the_whole_run_leaves_the_zoom(open_tab):
+    tab = open_tab()
+    tab.go(f"#/run/{STOPPED}")
+    tab.until(DRAWN)
+    held = tab.hold(r"/series\?(?!first)")
+    while not held:
+        tab.seen.wait_for_timeout(50)
+    tab.seen.focus("figure canvas")
+    tab.seen.keyboard.press("Home")
+    tab.seen.keyboard.press("ArrowRight")
+    tab.seen.keyboard.press("+")
+    last = "document.querySelector('figure canvas').getAttribute('aria-label')"
+    tab.until(f"() => {last}.includes('last at step 16')")
+    tab.seen.evaluate(
+        f"window.labels = new Set(); setInterval(() => window.labels.add(/last at step \\d+/.exec({last})?.[0]), 10)"
+    )
+    with tab.seen.expect_response(re.compile(r"/series\?(?!first)")):
+        held[0].continue_()
+    with tab.seen.expect_response(re.compile(r"/series\?first")):
+        pass
+    assert tab.seen.evaluate("[...window.labels]") == ["last at step 16"]
 
 
 def test_the_token_leaves_the_address(open_tab):

@@ -235,11 +235,14 @@ function shownPart(onChange) {
 
 // Buckets of the whole run, of which only the new ones come.
 class Buckets {
-  constructor(id) { this.id = id; this.told = null; }
+  constructor(id) { this.id = id; this.told = null; this.turn = 0; }
+  // Null where something newer was asked for in the meantime.
   async get(part, more = []) {
+    const mine = this.turn += 1;
     const whole = part.first === null, { told } = this, words = [...part.query(), ...more];
     if (whole && told?.whole) words.push(`generation=${told.generation}`, `width=${told.width}`, `count=${told.step.length}`);
     const news = await ask(`/api/runs/${encodeURIComponent(this.id)}/series?${words.join("&")}`);
+    if (mine !== this.turn) return null;
     news.whole = whole;
     if (news.from > 0 && told) {
       const join = (old, fresh) => [...old.slice(0, news.from), ...fresh];
@@ -304,7 +307,10 @@ function curves(place, id) {
   const place_of = (step) => { const at = seen.step.findIndex((each) => each >= step); return at < 0 ? null : seen.time[at]; };
   return {
     close: () => group.close(),
-    async refresh(run) { told = run; seen = await buckets.get(part); fill(); },
+    async refresh(run) {
+      const news = await buckets.get(part);
+      if (news) { told = run; seen = news; fill(); }
+    },
   };
 }
 
@@ -329,7 +335,9 @@ function ranks(place, id) {
     close: () => group.close(),
     async refresh() {
       const more = chosen ? [`rank=${chosen.split(" ")[0]}`, `host=${encodeURIComponent(chosen.split(" ")[1])}`] : [];
-      const { ranks: told } = await buckets.get(part, more), names = told.ranks.map((each) => `${each.rank} on ${each.host}`);
+      const news = await buckets.get(part, more);
+      if (!news) return;
+      const { ranks: told } = news, names = told.ranks.map((each) => `${each.rank} on ${each.host}`);
       note.textContent = told.every > 1 ? `Ranks are drawn from every ${told.every}th step.` : "";
       if (choice.options.length !== names.length + 1) {
         choice.replaceChildren(make("option", { value: "" }, "all ranks, mean"), ...told.ranks.map((each, at) => make("option", { value: `${each.rank} ${each.host}` }, `rank ${names[at]}`)));
@@ -376,7 +384,7 @@ const WORDS = { cpu_percent: "processor", memory_percent: "memory", "pressure/cp
 const short = (name) => WORDS[name] ?? name.replace(/^gpu\/(\d+)\/.*$/, "GPU $1").replace(/^net\/(.*)\/rx_bytes_per_s$/, "$1 receives").replace(/^net\/(.*)\/tx_bytes_per_s$/, "$1 sends");
 
 function hosts(place, id) {
-  let which = "";
+  let which = "", turn = 0;
   const choice = make("select", { "aria-label": "Host that is drawn" }), holder = make("div");
   choice.addEventListener("change", () => { which = choice.value; view.refresh().catch(() => {}); });
   const group = new Group({ label: clock });
@@ -387,7 +395,8 @@ function hosts(place, id) {
   return {
     close: () => group.close(),
     async refresh() {
-      const told = await ask(`/api/runs/${encodeURIComponent(id)}/hosts?${which ? `host=${encodeURIComponent(which)}` : ""}`);
+      const mine = turn += 1, told = await ask(`/api/runs/${encodeURIComponent(id)}/hosts?${which ? `host=${encodeURIComponent(which)}` : ""}`);
+      if (mine !== turn) return;
       if (choice.options.length !== told.hosts.length) choice.replaceChildren(...told.hosts.map((host) => make("option", { value: host.host }, host.host)));
       choice.value = told.drawn?.host ?? "";
       holder.replaceChildren(table(["host", "#processor", "#memory", "network", "GPUs", "system", "last heard"], told.hosts.map((host) => [
@@ -421,30 +430,34 @@ function cards(host) {
 // Logs.
 
 function logs(place, id) {
-  let attempt = "", name = "", count = null, found = null;
+  // turn: whoever comes back from waiting to another number has been overtaken, and leaves all as it is.
+  let attempt = "", name = "", count = null, found = null, turn = 0;
   const which = make("select", { "aria-label": "Attempt" }), choice = make("select", { "aria-label": "Log" }), text = make("pre", { tabindex: 0, role: "region", "aria-label": "Lines of the log" });
   const words = make("input", { type: "search", placeholder: "search in all logs", "aria-label": "Search in all logs", maxlength: 200 });
   const form = make("form", { class: "tools", role: "search" }, which, choice, words, make("button", {}, "Search")), note = make("p", { class: "faint", role: "status" });
   place.append(form, note, text);
   const of = (path, more = {}) => ask(`/api/runs/${encodeURIComponent(id)}/${path}?${new URLSearchParams({ ...(attempt && { attempt }), ...more })}`);
-  const begin = () => { count = found = null; text.replaceChildren(); view.refresh().catch(() => {}); };
+  const begin = () => { turn += 1; count = found = null; text.replaceChildren(); view.refresh().catch(() => {}); };
   which.addEventListener("change", () => { attempt = which.value; name = ""; begin(); });
   choice.addEventListener("change", () => { name = choice.value; words.value = ""; begin(); });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     found = words.value.trim();
     if (!found) { begin(); return; }
+    const mine = turn += 1;
     note.textContent = "searching";
     try {
       const told = await of("search", { words: found });
+      if (mine !== turn) return;
       note.textContent = [`${told.found.length}${told.is_all ? "" : " or more"} lines have these words`, ...told.missing].join("; ");
       text.replaceChildren(...told.found.flatMap((line) => [make("span", { class: "faint" }, `${line.log}:${line.line}  `), ...marked(line.text, found), "\n"]));
-    } catch (error) { note.textContent = error.message; }
+    } catch (error) { if (mine === turn) note.textContent = error.message; }
   });
   return {
     async refresh() {
       if (found !== null) return;
-      const told = await of("logs");
+      const mine = turn += 1, told = await of("logs");
+      if (mine !== turn) return;
       if (which.options.length !== told.attempts) which.replaceChildren(...Array.from({ length: told.attempts }, (_, at) => make("option", { value: at + 1 }, `attempt ${at + 1}`)).reverse());
       which.value = told.attempt;
       if ([...choice.options].map((each) => each.value).join() !== told.logs.join()) choice.replaceChildren(...told.logs.map((each) => make("option", { value: each }, each)));
@@ -452,12 +465,12 @@ function logs(place, id) {
       choice.value = name;
       if (!name) { note.textContent = ["no log of this attempt", ...told.missing].join("; "); return; }
       const end = await of("log", { name, ...(count !== null && { after: count }) });
-      if (found !== null) return;
+      if (mine !== turn) return;
       const down = text.scrollTop + text.clientHeight >= text.scrollHeight - 30 || count === null;
-      if (count === null) text.replaceChildren();
+      if (count === null || end.first > count + 1) text.replaceChildren();
       if (end.lines.length) text.append(`${end.lines.join("\n")}\n`);
       count = end.count;
-      note.textContent = [`${figure(end.count)} lines${end.left_out > 0 ? `, the last ${figure(end.count - end.left_out)} are shown` : ""}`, ...told.missing].join("; ");
+      note.textContent = [`${figure(end.count)} lines${end.left_out > 0 ? `, the last ${figure(end.count - end.left_out)} are shown` : ""}${end.is_behind ? ", and the rest is being read" : ""}`, ...told.missing].join("; ");
       if (down) text.scrollTop = text.scrollHeight;
     },
   };
@@ -477,13 +490,18 @@ const TITLES = { job: "Job", data: "Data", versions: "Versions", machines: "Mach
 function job(place, id) {
   const choice = make("select", { "aria-label": "Run to compare with" }, make("option", { value: "" }, "no other run")), holder = make("div");
   place.append(make("div", { class: "tools" }, make("span", {}, "Compare with"), choice), holder);
-  const fill = async () => {
-    const told = choice.value ? await ask(`/api/diff?one=${encodeURIComponent(id)}&other=${encodeURIComponent(choice.value)}`) : await ask(`/api/runs/${encodeURIComponent(id)}/job`);
-    const parts = choice.value ? differences(told) : Object.entries(told.parts).filter(([, rows]) => rows.length).flatMap(([part, rows]) =>
+  let turn = 0;
+  const fill = async (mine) => {
+    const other = choice.value, told = other ? await ask(`/api/diff?one=${encodeURIComponent(id)}&other=${encodeURIComponent(other)}`) : await ask(`/api/runs/${encodeURIComponent(id)}/job`);
+    if (mine !== turn) return;
+    const parts = other ? differences(told) : Object.entries(told.parts).filter(([, rows]) => rows.length).flatMap(([part, rows]) =>
       [make("h2", {}, TITLES[part]), table(["key", "value"], rows.map(([key, value]) => [{ long: key }, { long: value }]), { label: TITLES[part] })]);
     holder.replaceChildren(...parts, ...told.missing.map((gap) => notice(gap)));
   };
-  const again = () => fill().catch((error) => { if (error.name !== "AbortError") holder.replaceChildren(problem(error)); });
+  const again = () => {
+    const mine = turn += 1;
+    fill(mine).catch((error) => { if (mine === turn && error.name !== "AbortError") holder.replaceChildren(problem(error)); });
+  };
   choice.addEventListener("change", again);
   ask("/api/runs").then((told) => choice.append(...told.runs.filter((each) => each.id !== id).map((each) => make("option", { value: each.id }, `${each.id} ${each.name}`)))).catch(() => {});
   again();
@@ -517,6 +535,7 @@ function compare(place, ...ids) {
     close: () => group.close(),
     async refresh() {
       const told = await Promise.all(all.map((each) => each.get(part)));
+      if (told.includes(null)) return;
       const steps = [...new Set(told.flatMap((each) => each.step))].sort((one, other) => one - other);
       for (const [name] of STEPS) {
         const lines = told.map((each, at) => ({ name: names[at], mean: along(steps, each.step, each.figures[name].mean), colour: colour(at) }));
