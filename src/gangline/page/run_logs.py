@@ -15,7 +15,7 @@ from gangline.report.text_table import clean, last_shown
 KEPT_LINES = 3000
 MOST_FOUND = 300
 SEARCHED_BYTES = 256 << 20
-"""Of one log; what comes later is not searched, and the page says so."""
+"""Of one log, in one request; what comes later is not searched, and the page says so."""
 LETTERS = 2000
 MOST_KEPT = 8
 
@@ -35,7 +35,10 @@ class RunLogs:
         return {"attempt": attempt, "logs": [file.name for file in files], "missing": missing}
 
     def end(self, attempt: int, name: str, *, after: int | None) -> dict[str, Any]:
-        """The last lines of a log; after: only those behind the line of this number. Raises UsageError."""
+        """The last lines of a log; after: only those behind the line of this number. Raises UsageError.
+
+        is_behind: the log is so long that its last lines are not read yet; the next call reads on.
+        """
         with self._lock:
             kept = self._kept.get((attempt, name)) or _LogEnd(self._file(attempt, name))
             self._kept[attempt, name] = kept
@@ -45,7 +48,8 @@ class RunLogs:
             first = kept.count - len(kept.lines) + 1
             begin = first if after is None or after > kept.count else max(first, after + 1)
             shown = list(kept.lines)[begin - first :]
-        return {"log": name, "first": begin, "lines": shown, "count": kept.count, "left_out": first - 1}
+            told = {"log": name, "first": begin, "lines": shown, "count": kept.count, "left_out": first - 1}
+            return {**told, "is_behind": kept.is_behind}
 
     def search(self, attempt: int, words: str, *, name: str | None = None) -> dict[str, Any]:
         """Lines that have these words, in upper or lower case, in one log or in all of them."""
@@ -55,10 +59,14 @@ class RunLogs:
         missing = [f"{host}: {clean(error.what)}" for host, error in silent.items()]
         for file in chosen:
             try:
-                found += _found_in(file, words.lower(), MOST_FOUND - len(found))
+                tail = Tail(file.transport, file.path)
+                found += _found_in(tail, file.name, words.lower(), MOST_FOUND - len(found))
+                if tail.is_behind:
+                    missing.append(f"{file.name}: nothing after its first {SEARCHED_BYTES >> 20} MiB was searched")
             except HostUnreachable as error:
                 missing.append(f"{file.name}: {clean(error.what)}")
-        return {"words": words, "found": found, "is_all": len(found) < MOST_FOUND, "missing": missing}
+        is_all = len(found) < MOST_FOUND and not missing
+        return {"words": words, "found": found, "is_all": is_all, "missing": missing}
 
     def _file(self, attempt: int, name: str) -> LogFile:
         files, _ = self._files(attempt)
@@ -85,6 +93,11 @@ class _LogEnd:
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.count = 0
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last reading stopped at its limit."""
+        return self._tail.is_behind
+
     def read(self) -> None:
         """Take in what is new; raises HostUnreachable."""
         for line in self._tail.stream(limit_bytes=SEARCHED_BYTES):
@@ -96,12 +109,12 @@ def _shown(line: str) -> str:
     return clean(last_shown(line))[:LETTERS]
 
 
-def _found_in(file: LogFile, words: str, most: int) -> Iterator[dict[str, Any]]:
+def _found_in(tail: Tail, name: str, words: str, most: int) -> Iterator[dict[str, Any]]:
     if most <= 0:
         return
-    for number, line in enumerate(Tail(file.transport, file.path).stream(limit_bytes=SEARCHED_BYTES), start=1):
+    for number, line in enumerate(tail.stream(limit_bytes=SEARCHED_BYTES), start=1):
         if words in line.lower():
-            yield {"log": file.name, "line": number, "text": _shown(line)}
+            yield {"log": name, "line": number, "text": _shown(line)}
             most -= 1
             if most <= 0:
                 return
