@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -223,66 +224,99 @@ def _plan(run: RunHandle) -> Plan | None:
         return None
 
 
+@dataclass(slots=True, eq=False)
+class _KeptRun:
+    """A run that is open or being opened, and how many requests use it."""
+
+    opened: Future[LiveRun] = field(default_factory=Future)
+    users: int = 0
+    is_dropped: bool = False
+    """Nobody gets it any more; its last user closes it."""
+
+
 class LiveRuns:
-    """The runs of a home that are open."""
+    """The runs of a home that are open. None is closed while a request uses it."""
 
     def __init__(self, home: Path, *, deps: Dependencies = REAL) -> None:
         self.home = home
         self._deps = deps
         self._lock = threading.Lock()
-        self._runs: dict[str, Future[LiveRun]] = {}
+        self._runs: dict[str, _KeptRun] = {}
 
-    def get(self, run_id: str) -> LiveRun:
+    @contextlib.contextmanager
+    def using(self, run_id: str) -> Iterator[LiveRun]:
         """A run, opened if need be, and read just now; raises UsageError for an id that is none."""
         if run_id not in run_ids(self.home):
             raise UsageError(
                 f"no such run: {clean(run_id)[:80]!r}", seen=f"in {self.home}", fix="choose one of the list"
             )
-        live = self._opened(run_id)
-        live.look()
-        if live.is_elsewhere():
-            self.forget(run_id)
-            live = self._opened(run_id)
+        with self._held(run_id) as live:
             live.look()
-        return live
+            if not live.is_elsewhere():
+                yield live
+                return
+            self.forget(run_id)
+        with self._held(run_id) as live:
+            live.look()
+            yield live
 
-    def _opened(self, run_id: str) -> LiveRun:
+    @contextlib.contextmanager
+    def _held(self, run_id: str) -> Iterator[LiveRun]:
         with self._lock:
             self._close_idle()
-            future, is_new = self._runs.get(run_id), False
-            if future is None:
-                future, is_new = self._runs.setdefault(run_id, Future()), True
-        if is_new:  # outside of the lock: a host that is off takes seconds
-            try:
-                future.set_result(LiveRun(run_id, home=self.home, deps=self._deps))
-            except BaseException as error:  # noqa: BLE001  (whoever waits for it gets the error, too)
-                future.set_exception(error)
-                with self._lock:
-                    self._runs.pop(run_id, None)
-        return future.result()
+            kept, is_new = self._runs.get(run_id), False
+            if kept is None:
+                kept, is_new = self._runs.setdefault(run_id, _KeptRun()), True
+            kept.users += 1
+        try:
+            if is_new:  # outside of the lock: a host that is off takes seconds
+                self._fill(run_id, kept)
+            yield kept.opened.result()
+        finally:
+            with self._lock:
+                kept.users -= 1
+                self._close_if_unused(kept)
+
+    def _fill(self, run_id: str, kept: _KeptRun) -> None:
+        try:
+            kept.opened.set_result(LiveRun(run_id, home=self.home, deps=self._deps))
+        except BaseException as error:  # noqa: BLE001  (whoever waits for it gets the error, too)
+            kept.opened.set_exception(error)
+            with self._lock:
+                if self._runs.get(run_id) is kept:
+                    del self._runs[run_id]
 
     def forget(self, run_id: str) -> None:
-        """Close a run: it may go on with other hosts."""
+        """Close a run as soon as no request uses it: it may go on with other hosts. The next one opens it anew."""
         with self._lock:
-            future = self._runs.pop(run_id, None)
-        if future is not None:
-            future.result().close()
+            kept = self._runs.pop(run_id, None)
+            if kept is not None:
+                kept.is_dropped = True
+                self._close_if_unused(kept)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all of them, whoever uses them: the server ends."""
         with self._lock:
-            names = list(self._runs)
-        for run_id in names:
+            kept, self._runs = list(self._runs.values()), {}
+        for each in kept:
             with contextlib.suppress(GanglineError, OSError):
-                self.forget(run_id)
+                each.opened.result().close()
+
+    def _close_if_unused(self, kept: _KeptRun) -> None:
+        if kept.is_dropped and not kept.users and not kept.opened.exception():
+            # it waits for the reading that is under way, and nobody needs to wait for that
+            threading.Thread(target=kept.opened.result().close, daemon=True).start()
 
     def _close_idle(self) -> None:
-        opened = [future.result() for future in self._runs.values() if future.done() and not future.exception()]
-        by_age = sorted(opened, key=lambda live: live.looked_at)
-        for place, live in enumerate(by_age):
-            if time.monotonic() - live.looked_at > IDLE_S or len(by_age) - place > MOST_OPEN:
+        opened = [kept for kept in self._runs.values() if kept.opened.done() and not kept.opened.exception()]
+        by_age = sorted(opened, key=lambda kept: kept.opened.result().looked_at)
+        for place, kept in enumerate(by_age):
+            live = kept.opened.result()
+            is_old = time.monotonic() - live.looked_at > IDLE_S
+            if not kept.users and (is_old or len(by_age) - place > MOST_OPEN):
                 del self._runs[live.id]
-                threading.Thread(target=live.close, daemon=True).start()
+                kept.is_dropped = True
+                self._close_if_unused(kept)
 
 
 def planned_memory(live: LiveRun) -> Mapping[tuple[int, str], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -96,9 +97,9 @@ class Answers:
 
     def _of_run(self) -> Mapping[str, Callable[[str, PageRequest], dict[str, Any]]]:
         return {
-            "": lambda run_id, _: run_document(self.runs.get(run_id)),
+            "": self._run,
             "series": self._series,
-            "hosts": lambda run_id, asked: hosts_document(self.runs.get(run_id), chosen=asked.query.get("host")),
+            "hosts": self._hosts,
             "logs": lambda run_id, asked: self._log(run_id, asked, lambda logs, attempt: logs.document(attempt)),
             "log": lambda run_id, asked: self._log(
                 run_id,
@@ -113,25 +114,36 @@ class Answers:
             "job": self._job,
         }
 
+    def _run(self, run_id: str, _: PageRequest) -> dict[str, Any]:
+        with self.runs.using(run_id) as live:
+            return run_document(live)
+
+    def _hosts(self, run_id: str, asked: PageRequest) -> dict[str, Any]:
+        with self.runs.using(run_id) as live:
+            return hosts_document(live, chosen=asked.query.get("host"))
+
     def _log(self, run_id: str, asked: PageRequest, answer: Callable[[RunLogs, int], dict[str, Any]]) -> dict[str, Any]:
-        live = self.runs.get(run_id)
-        last = live.record.state.attempt if live.record.state else 1
-        attempt = asked.number("attempt") or last
-        if not 1 <= attempt <= last:
-            raise UsageError(f"{run_id} has no attempt {attempt}", seen=f"1 to {last}", fix="leave it out for the last")
-        return {**answer(live.logs, attempt), "attempts": last}
+        with self.runs.using(run_id) as live:
+            last = live.record.state.attempt if live.record.state else 1
+            attempt = asked.number("attempt") or last
+            if not 1 <= attempt <= last:
+                fix = "leave it out for the last"
+                raise UsageError(f"{run_id} has no attempt {attempt}", seen=f"1 to {last}", fix=fix)
+            return {**answer(live.logs, attempt), "attempts": last}
 
     def _job(self, run_id: str, _: PageRequest) -> dict[str, Any]:
-        records = records_of_run(self.runs.get(run_id))
+        with self.runs.using(run_id) as live:
+            records = records_of_run(live)
         parts = {
             part: [[key, clean(value)] for key, value in rows.items()] for part, rows in described(records).items()
         }
         return {"run": run_id, "parts": parts, "missing": [clean(gap) for gap in records.gaps]}
 
     def _diff(self, asked: PageRequest) -> dict[str, Any]:
-        lives = [self.runs.get(asked.query.get(name, "")) for name in ("one", "other")]
-        one, other = map(records_of_run, lives)
-        return {**diff_json(compare_runs(one, other)), "reading": any(live.is_behind for live in lives)}
+        with contextlib.ExitStack() as used:
+            lives = [used.enter_context(self.runs.using(asked.query.get(name, ""))) for name in ("one", "other")]
+            one, other = map(records_of_run, lives)
+            return {**diff_json(compare_runs(one, other)), "reading": any(live.is_behind for live in lives)}
 
     def _sweep(self, sweep_id: str) -> dict[str, Any]:
         if sweep_id not in sweep_ids(self.home):
@@ -152,13 +164,14 @@ class Answers:
         if generation is not None and width is not None and count is not None:
             before = SeenBefore(generation=generation, width=width, count=count)
         rank, host = asked.number("rank"), asked.query.get("host")
-        return series_document(
-            self.runs.get(run_id),
-            first=asked.number("first"),
-            last=asked.number("last"),
-            before=before,
-            rank=(rank, host) if rank is not None and host is not None else None,
-        )
+        with self.runs.using(run_id) as live:
+            return series_document(
+                live,
+                first=asked.number("first"),
+                last=asked.number("last"),
+                before=before,
+                rank=(rank, host) if rank is not None and host is not None else None,
+            )
 
 
 def _words(asked: PageRequest) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import re
 import secrets
 import socket
@@ -22,6 +23,9 @@ from typing import Any
 
 from gangline.errors import GanglineError, UsageError
 from gangline.page.routes import Answers, PageRequest
+from gangline.report.text_table import clean
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 KEY_HEADER = "x-gangline-key"
@@ -110,11 +114,14 @@ def make_app(answers: Answers, keys: PageKeys) -> Any:
         try:
             response = await answered(request)
         except PageRefusal as refusal:
-            response = _refused(request, refusal.status, refusal.message)
+            response = _refused(request, refusal.status, {"what": refusal.message, "seen": "", "fix": ""})
         except UsageError as error:
             response = JSONResponse({"error": error.to_json()}, status_code=404)
         except GanglineError as error:
             response = JSONResponse({"error": error.to_json()}, status_code=502)
+        except Exception as error:  # a bug: the answer must have our headers all the same
+            log.exception("%s %s", request.method, clean(request.url.path)[:200])
+            response = _refused(request, 500, _unexpected(error))
         response.headers.update(HEADERS)
         return response
 
@@ -129,12 +136,20 @@ def _asset(path: str) -> bytes:
     return (resources.files("gangline.page") / "assets" / ASSETS[path][0]).read_bytes()
 
 
-def _refused(request: Any, status: int, message: str) -> Any:
+def _unexpected(error: Exception) -> dict[str, str]:
+    return {
+        "what": "gangline ui could not answer this: there is a mistake in gangline",
+        "seen": clean(f"{type(error).__name__}: {error}")[:300],
+        "fix": "try again; if it comes back, report it with the traceback in the terminal of gangline ui",
+    }
+
+
+def _refused(request: Any, status: int, told: dict[str, str]) -> Any:
     from starlette.responses import JSONResponse, PlainTextResponse
 
     if request.url.path in ASSETS:
-        return PlainTextResponse(message + "\n", status_code=status)
-    return JSONResponse({"error": {"what": message, "seen": "", "fix": ""}}, status_code=status)
+        return PlainTextResponse("\n".join(filter(None, told.values())) + "\n", status_code=status)
+    return JSONResponse({"error": told}, status_code=status)
 
 
 # Who may ask.
