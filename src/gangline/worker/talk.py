@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -185,14 +186,10 @@ class EndpointModel:
             with opener.open(request, timeout=ANSWER_S) as answer:
                 yield answer
         except urllib.error.HTTPError as error:
-            with error:
-                text = error.read(1 << 16).decode("utf-8", "replace")
-            try:
-                raise _refused(self.url, json.loads(text))
-            except ValueError:
-                raise _no_answer(self.url, f"{error.code} {error.reason}: {without_controls(text)[:200]}") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _no_answer(self.url, str(getattr(error, "reason", error))[:300]) from error
+            raise _told(self.url, error) from None
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            said = str(getattr(error, "reason", error)) or type(error).__name__
+            raise _no_answer(self.url, without_controls(said)[:300]) from error
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -200,6 +197,17 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         """Every redirection is an error."""
+
+
+def _told(url: str, error: urllib.error.HTTPError) -> GanglineError:
+    """What the body of an answer that is an error says, as far as it came."""
+    text = ""
+    with error, contextlib.suppress(OSError, http.client.HTTPException):
+        text = error.read(1 << 16).decode("utf-8", "replace")
+    try:
+        return _refused(url, json.loads(text))
+    except ValueError:
+        return _no_answer(url, f"{error.code} {error.reason}: {without_controls(text)[:200]}")
 
 
 def _refused(url: str, said: Any) -> UsageError:
@@ -218,8 +226,13 @@ def _no_answer(url: str, seen: str) -> HostUnreachable:
 
 def endpoint(url: str, key: str) -> EndpointModel:
     """The endpoint of an address as it was typed. Raises UsageError where the key would travel in the open."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_one = parts.scheme in {"http", "https"} and parts.hostname and not (parts.query or parts.fragment)
+        is_one = is_one and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that do not close
+        is_one = False
+    if not is_one:
         raise UsageError(f"{url} is no address of an endpoint", seen="expected http://HOST:PORT/v1", fix="correct it")
     if key and parts.scheme == "http" and parts.hostname not in LOOPBACK:
         raise UsageError(
