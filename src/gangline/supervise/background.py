@@ -28,10 +28,12 @@ class Background(Generic[Value]):
         """Whether the result of any piece is still to come."""
         return bool(self._running)
 
-    def start(self, key: str, work: Callable[[], Value]) -> None:
-        """Begin a piece of work, unless the last one of this key still runs."""
-        if key not in self._running:
-            self._running[key] = time.monotonic() + self._patience_s, self._pool.submit(work)
+    def start(self, key: str, work: Callable[[], Value]) -> bool:
+        """Begin a piece of work, unless the last one of this key still runs; whether it has begun."""
+        if key in self._running:
+            return False
+        self._running[key] = time.monotonic() + self._patience_s, self._pool.submit(work)
+        return True
 
     def results(self) -> dict[str, Value]:
         """The pieces that have ended since the last call; raises the error of one that failed."""

@@ -117,8 +117,8 @@ class Standbys:
             if not candidate.is_told:
                 candidate.is_told = True
                 yield "preparing", {"host": host, "what": f"{host} gets ready beside the run"}
-            candidate.begun_at, candidate.begins_at = now, float("inf")
-            self._work.start(host, partial(self._begun, host))
+            if self._work.start(host, partial(self._begun, host)):  # else a look of before it was silent still runs
+                candidate.begun_at, candidate.begins_at = now, float("inf")
 
     def _take_in(self, host: str, candidate: _Candidate, seen: _Seen) -> Iterator[Event]:
         if seen.part is not None:

@@ -1,5 +1,7 @@
 """Hosts that get ready beside a run: what is done on them, by a clock that a test moves."""
 
+import threading
+
 import pytest
 
 from gangline.errors import RunFailed
@@ -19,6 +21,8 @@ class Hosts:
         self.now = 1000.0
         self.begun, self.ended, self.told = [], [], []
         self.stands, self.problem = IMPORTING, None
+        self.answers = threading.Event()
+        self.answers.set()
         self.standbys = Standbys(Steps(begin=self.begin, look=self.look, end=self.end), clock=lambda: self.now)
 
     def begin(self, host):
@@ -28,6 +32,7 @@ class Hosts:
         return HostRequest(host=host, folder=f"/{host}/{len(self.begun)}", rank_files="/", argv=(), env={})
 
     def look(self, part):
+        self.answers.wait(20)
         return HostStatus(host=part.host, **self.stands)
 
     def end(self, part):
@@ -92,6 +97,20 @@ def test_one_that_falls_silent_is_not_ready_and_is_asked_again_when_it_answers(h
     hosts.pass_time(4, "pc3")
     assert (hosts.begun, hosts.standbys.ready()) == (["pc3", "pc3"], ["pc3"])
     assert hosts.events() == ["preparing"]
+
+
+def test_one_that_comes_back_while_a_look_from_before_still_hangs_begins_anew_after_it(hosts):
+    hosts.stands = READY
+    hosts.pass_time(4, "pc3")
+    hosts.answers.clear()
+    hosts.told += hosts.standbys.look(["pc3"])
+    for back in ([], ["pc3"], ["pc3"]):
+        hosts.told += hosts.standbys.look(back)
+        hosts.now += 1.0
+    assert hosts.begun == ["pc3"]
+    hosts.answers.set()
+    hosts.pass_time(4, "pc3")
+    assert (hosts.begun, hosts.standbys.ready()) == (["pc3", "pc3"], ["pc3"])
 
 
 def test_what_may_wait_is_known_at_the_end_and_not_what_has_joined(hosts):
