@@ -28,8 +28,10 @@ its agent: pdsh gives the same words to all hosts."""
 NOTICES = ("-o", "ServerAliveInterval=30", "-o", "ServerAliveCountMax=40")
 """A host may be cut off for as long as the run's supervisor waits for it; an idle connection is not forgotten on its
 way."""
-LOST = re.compile(r"^pdsh@\S+: (\S+): ssh exited with exit code (\d+)$", re.MULTILINE)
-"""What pdsh prints of a connection that has failed; it goes on with the other hosts."""
+LOST = re.compile(r"^pdsh@\S+: (\S+): ssh (?:exited with exit code (\d+)|killed by signal \d+)$", re.MULTILINE)
+"""What pdsh prints of a connection that has ended with an error; it goes on with the other hosts."""
+NO_CONNECTION = "255"
+"""ssh's own exit code; every other one is that of the command on the host."""
 
 
 class PdshBackend(JobLauncherBackend):
@@ -66,15 +68,19 @@ class PdshBackend(JobLauncherBackend):
     def lost_host(self, launcher: JobLauncher, head: Transport) -> RunFailed | None:
         """See `JobLauncherBackend.lost_host`."""
         log = read_log(launcher, head)
-        lost = [found[1] for found in LOST.finditer(log)]
-        if not lost:
+        ends = {found[1]: found[2] for found in LOST.finditer(log)}
+        if not ends:
             return None
-        lines = [line for line in log.splitlines() if any(f"{address}: " in line for address in lost)]
-        return RunFailed(
-            f"pdsh on {launcher.host} has no connection to {', '.join(lost)}",
-            seen="\n".join(lines[-20:]),
-            fix=f"{self.remedy.format(host=launcher.host)}; then: gangline resume",
-        )
+        unreached = [address for address, code in ends.items() if code == NO_CONNECTION]
+        named = unreached or list(ends)
+        if unreached:
+            what = f"pdsh on {launcher.host} has no connection to {', '.join(named)}"
+            fix = self.remedy.format(host=launcher.host)
+        else:
+            what = f"what pdsh on {launcher.host} started on {', '.join(named)} has ended"
+            fix = f"on {launcher.host}, `ssh ADDRESS python3 --version` has to work for that address"
+        lines = [line for line in log.splitlines() if any(f"{address}: " in line for address in named)]
+        return RunFailed(what, seen="\n".join(lines[-20:]), fix=f"{fix}; then: gangline resume")
 
 
 def _require_reachable(hosts: Sequence[Host]) -> None:

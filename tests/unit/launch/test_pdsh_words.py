@@ -81,3 +81,17 @@ def test_a_lost_connection_is_told_with_what_ssh_said_and_others_are_not():
     failure = PdshBackend().lost_host(made, head)
     assert failure.what == "pdsh on pc1 has no connection to 10.0.0.2"
     assert failure.seen.splitlines() == [LOG.splitlines()[0], LOG.splitlines()[2]]
+
+
+@pytest.mark.parametrize("end", ["exited with exit code 127", "exited with exit code 1", "killed by signal 9"])
+def test_the_end_of_what_ran_on_a_host_is_not_called_a_lost_connection(end):
+    made, head = launcher(over_ssh("10.0.0.1"), over_ssh("10.0.0.2")), FakeTransport("pc1")
+    log = f"10.0.0.2: sh: 1: exec: python3: not found\npdsh@pc1: 10.0.0.2: ssh {end}\n"
+    head.write(PurePath("/srv/run/pdsh/launcher.log"), log.encode())
+    failure = PdshBackend().lost_host(made, head)
+    assert failure.what == "what pdsh on pc1 started on 10.0.0.2 has ended"
+    assert (failure.seen, "keys" in failure.fix) == (log.strip(), False)
+    assert "`ssh ADDRESS python3 --version` has to work" in failure.fix
+    head.write(PurePath("/srv/run/pdsh/launcher.log"), (log + LOG.replace("0.2", "0.3")).encode())
+    failure = PdshBackend().lost_host(made, head)
+    assert failure.what == "pdsh on pc1 has no connection to 10.0.0.3"
