@@ -29,7 +29,7 @@ from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 from tests.saved import place_commit
-from tests.train.small import make_job, make_session, make_world, run_loop
+from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
 
 LINEAR = OptimizerJob(learning_rate=30.0, beta1=0.0, beta2=0.0, epsilon=1e7, clip_norm=None)
 """AdamW whose step is the gradient times learning_rate / epsilon, to 1e-9: the mean of steps is the step of the mean."""
@@ -110,11 +110,10 @@ def one_host(*, inner_steps: int):
     }
 
 
-def linear(shares, *, hosts=None, outer=(1.0, 0.0)):
+def linear(shares, *, hosts=None, outer=(1.0, 0.0), **model):
     """Rounds of one step, whose mean is the step of the whole batch; against that step and torch's own SGD."""
-    job = local_job(
-        precision="fp64", dropout=0.0, inner_steps=1, payload="fp32", outer=outer, batch=sum(shares), steps=8
-    )
+    job = local_job(precision="fp64", inner_steps=1, payload="fp32", outer=outer, batch=sum(shares), steps=8)
+    job = replace(job, model=replace(job.model, path=model_folder(**model)))
     job = replace(job, optimizer=LINEAR, schedule=ScheduleJob(kind="linear", warmup_steps=3))
     session = make_session(job, local_world(shares, hosts=hosts), num_samples=5 * sum(shares), num_evaluation=0)
     start = flat(session.model).clone()

@@ -35,6 +35,11 @@ def test_where_steps_are_linear_the_mean_of_hosts_is_the_step_of_the_whole_batch
         assert set(rank["inner_steps"].values()) == {1}
 
 
+def test_dropout_belongs_to_samples_on_whatever_host(pool):
+    for rank in pool(3).run(cases_local_sgd.linear, shares=[2, 2, 4], hosts=["a", "a", "b"], attention_dropout=0.2):
+        assert rank["error"] < FP64_OVER_FP32
+
+
 @pytest.mark.parametrize("payload", ["int8", "bf16", "fp32"])
 def test_replicas_are_equal_to_the_bit_after_every_round(pool, payload):
     found = pool(3).run(cases_local_sgd.replicas, shares=[5, 3, 2], payload=payload)

@@ -36,10 +36,12 @@ def test_a_mixture_of_experts_has_the_gradient_of_one_process(pool):
         assert result["error"] <= FP32_GRADIENT
 
 
-@pytest.mark.parametrize(("attention", "limit"), [("eager", FP32_SUM), ("sdpa", FP64)])
-def test_dropout_within_attention_belongs_to_samples(pool, attention, limit):
+@pytest.mark.parametrize(
+    ("attention", "packed", "limit"), [("eager", False, FP32_SUM), ("sdpa", False, FP64), ("sdpa", True, FP64)]
+)
+def test_dropout_within_attention_belongs_to_samples(pool, attention, packed, limit):
     """eager: transformers rounds the weights of attention to fp32 whatever the model computes in."""
-    ask = {"shares": SHARES, "settings": SETTINGS, "precision": "fp64", "method": "lora"}
+    ask = {"shares": SHARES, "settings": SETTINGS, "precision": "fp64", "method": "lora", "packed": packed}
     for result in pool(3).run(cases_rank_settings.gradient, **ask, attention_dropout=0.2, attention=attention):
         assert result["norm"] > 1e-3
         assert result["error"] <= limit

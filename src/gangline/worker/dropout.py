@@ -47,6 +47,12 @@ def random_parts(model: nn.Module, config: Any) -> Iterator[str]:
             yield key
 
 
+def drops_attention(config: Any) -> bool:
+    """Whether a model drops weights of attention while it trains, as the keys of its configuration say."""
+    values = getattr(config, "to_dict", dict)().items()
+    return any("att" in key and key.endswith(RATES) and isinstance(rate, float) and rate > 0 for key, rate in values)
+
+
 _entered: list[SampleDropout] = []
 """The innermost one last."""
 

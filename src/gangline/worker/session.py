@@ -23,7 +23,7 @@ from gangline.strategies.table import STRATEGIES, plan_half
 from gangline.worker import documents
 from gangline.worker.adapters import initialise, load_adapter
 from gangline.worker.batch import SampleOrder, TokenSource
-from gangline.worker.dropout import random_parts
+from gangline.worker.dropout import drops_attention, random_parts
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import base_of, load_model
 from gangline.worker.optimizer import state_tensors
@@ -254,6 +254,9 @@ def _require_split(session: Session) -> None:
 def _attends_inside_documents(session: Session) -> bool:
     """Whether no mask is needed to keep packed documents apart: tried on a few tokens, as borders are."""
     core = base_of(session.model)
+    by_sample = session.job.draws == "sample" and session.strategy.draws_by_sample
+    if by_sample and drops_attention(core.config):
+        return False  # masks of dropout are of whole rows
     if not documents.keep_apart(core, length=session.job.data.sequence_length):
         return False
     try:

@@ -369,7 +369,9 @@ class Inner:
         loss_sum = torch.zeros_like(tally.loss_sum)
         for place, each in enumerate(mine):
             batch = self._run.micro_batch(each.samples, step=each.step, index=each.index, phase="compute", tally=tally)
-            loss_sum += self._strategy.forward_backward(batch, scale=scale, last=place == len(mine) - 1).double()
+            with self._run.draws(each.samples, step=each.step):
+                loss = self._strategy.forward_backward(batch, scale=scale, last=place == len(mine) - 1)
+            loss_sum += loss.double()
             tally.micro_batches += 1
         if not mine:
             self._out.enter("compute", step=step + 1)
