@@ -63,7 +63,9 @@ class Rank:
 
     def __init__(self, monkeypatch):
         self.now, self.delays, self.faults = 100.0, {"7": 0, "8": 0}, 0
-        monkeypatch.setattr(work, "_run_delays", lambda _pid: dict(self.delays))
+        self.ready = set()
+        monkeypatch.setattr(work, "_run_delays", lambda _pid: {name: (0, each) for name, each in self.delays.items()})
+        monkeypatch.setattr(work, "_is_ready", lambda _pid, name: name in self.ready)
         monkeypatch.setattr(work, "_major_faults", lambda _pid: self.faults)
         self.starved = StarvedTime(clock=lambda: self.now)
         self.starved.look(7)
@@ -81,6 +83,14 @@ class Rank:
 
 def test_the_thread_that_waits_longest_for_a_processor_counts(monkeypatch):
     assert Rank(monkeypatch).after(10, t7=0.1, t8=0.7) == 7.0
+
+
+def test_one_that_is_ready_all_the_time_and_never_runs_is_starved_before_the_kernel_says_so(monkeypatch):
+    rank = Rank(monkeypatch)
+    rank.ready.add("8")
+    assert rank.after(4) == 4.0
+    rank.ready.clear()
+    assert rank.after(4) == 4.0, "one that sleeps is not"
 
 
 def test_one_that_swaps_could_not_go_on_and_a_page_now_and_then_is_nothing(monkeypatch):

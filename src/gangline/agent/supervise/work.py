@@ -108,7 +108,7 @@ class StarvedTime:
         self._clock = clock
         self._pid = 0
         self._looked_at = float("-inf")
-        self._delays: Dict[str, int] = {}
+        self._delays: Dict[str, Tuple[int, int]] = {}
         self._faults = 0
         self.seconds = 0.0
         """In all; only of the time between two looks that were not further apart than `APART_S`."""
@@ -119,17 +119,25 @@ class StarvedTime:
         delays, faults = _run_delays(pid), _major_faults(pid)
         passed_s = now - self._looked_at
         if pid == self._pid and passed_s <= APART_S:
-            waited = [delays[name] - self._delays[name] for name in delays.keys() & self._delays.keys()]
-            starved_s = max(waited, default=0) / 1e9
+            known = delays.keys() & self._delays.keys()
+            starved_s = max((delays[name][1] - self._delays[name][1] for name in known), default=0) / 1e9
+            # the kernel adds to the delay only when the thread gets a processor
+            if any(delays[name] == self._delays[name] and _is_ready(pid, name) for name in known):
+                starved_s = passed_s
             if faults - self._faults >= passed_s * ENOUGH.major_faults / WINDOW_S:
                 starved_s = passed_s
             self.seconds += min(max(0.0, starved_s), passed_s)
         self._pid, self._looked_at, self._delays, self._faults = pid, now, delays, faults
 
 
-def _run_delays(pid: int) -> Dict[str, int]:
-    """Thread -> for how many nanoseconds it was ready and had no processor, since its start."""
-    found: Dict[str, int] = {}
+def _is_ready(pid: int, thread: str) -> bool:
+    stat = read_bytes(Path(f"/proc/{pid}/task/{thread}/stat"))
+    return stat.rpartition(b")")[2].split()[:1] == [b"R"]
+
+
+def _run_delays(pid: int) -> Dict[str, Tuple[int, int]]:
+    """Thread -> for how many nanoseconds it ran, and was ready and had no processor, since its start."""
+    found: Dict[str, Tuple[int, int]] = {}
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
@@ -137,7 +145,7 @@ def _run_delays(pid: int) -> Dict[str, int]:
     for thread in threads:
         words = read_bytes(thread / "schedstat").split()
         if len(words) == 3:
-            found[thread.name] = int(words[1])
+            found[thread.name] = (int(words[0]), int(words[1]))
     return found
 
 
