@@ -49,8 +49,10 @@ def random_parts(model: nn.Module, config: Any) -> Iterator[str]:
 
 def drops_attention(config: Any) -> bool:
     """Whether a model drops weights of attention while it trains, as the keys of its configuration say."""
-    values = getattr(config, "to_dict", dict)().items()
-    return any("att" in key and key.endswith(RATES) and isinstance(rate, float) and rate > 0 for key, rate in values)
+    values: dict[str, object] = getattr(config, "to_dict", dict)()
+    return any(
+        "att" in key and key.endswith(RATES) and isinstance(rate, float) and rate > 0 for key, rate in values.items()
+    )
 
 
 _entered: list[SampleDropout] = []
