@@ -46,6 +46,7 @@ MASKED = (
     "systemd-sysctl.service",
     "systemd-networkd-wait-online.service",
     "NetworkManager-wait-online.service",
+    "openipmi.service",
     "getty.target",
     "dev-hugepages.mount",
     "dev-mqueue.mount",
