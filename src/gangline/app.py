@@ -310,7 +310,7 @@ def _ended_run(
 def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Context, *, force: bool) -> None:
     layout = run.layout
     require_addresses(Job.load(layout.job), context.deps.variables)
-    decision = _startable(Job.load(layout.job), cluster, context, force=force, look=False)
+    decision = _startable(Job.load(layout.job).reopened(), cluster, context, force=force, look=False)
     claim(cluster, context)
     with preparing(layout, next_state(ended), before=ended):
         ready = equip(decision.inspection, context, job=decision.job)
@@ -438,7 +438,8 @@ def rehearse_resume(
         if (record := CommandRecord.of(run.layout)) is not None:
             require_resumable(run_id, record)
             return _command_lines(record, run_id, attempt, cluster, context)
-        decision = _startable(Job.load(run.layout.job), cluster, context, force=asked.force, look=False)
+        job = Job.load(run.layout.job).reopened()
+        decision = _startable(job, cluster, context, force=asked.force, look=False)
         ready = preview(decision.inspection, context, job=decision.job)
         choice = choose(survey_places(places_of(run, ready, context), run_id))
         step = max(choice.adoptable, default=choice.step)

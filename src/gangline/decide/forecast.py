@@ -29,7 +29,7 @@ from gangline.provision.code import trainer_here
 from gangline.provision.hub import kept_or_fetched
 from gangline.runs.files import read_json
 from gangline.runs.gang import whole_count
-from gangline.runs.job import Job
+from gangline.runs.job import REPLANNED, Job
 from gangline.strategies.base import AUTO, Asked, Machines, PlanHalf, Violation, extras_of
 from gangline.strategies.table import plan_half
 from gangline.transport.local import LocalTransport
@@ -321,9 +321,13 @@ class JobForecast:
         return self.speeds.dated([need.placement for need in candidate.needs], candidate.training, inventory)
 
     def settled(self, job: Job) -> Job:
-        """The job with everything decided that it leaves open."""
+        """The job with everything decided that it leaves open, and what of it `Job.reopened` opens again."""
         candidate = None if self.choice is None else self.choice.runnable or self.choice.best
-        job = self.with_batch(job)
+        chosen = job.chosen
+        if candidate is not None:  # one setting for all stays as it is: a run that is resumed has the same bits
+            is_own = bool(candidate.scenario.settings)
+            chosen = tuple(key for key in REPLANNED if is_own and key in (*job.open, *job.chosen))
+        job = dataclasses.replace(self.with_batch(job), chosen=chosen)
         if candidate is None or not job.open:
             return dataclasses.replace(job, open=())
         return dataclasses.replace(

@@ -360,7 +360,8 @@ class FailureJob:
     """What is done when a part of the gang fails, without anybody being asked."""
 
     restarts: int = 5
-    """Next attempts in a row that do not get beyond the step they went on from; 0: the first failure ends the run."""
+    """Next attempts in a row that do not get beyond the step they went on from, but for those after which a rank takes
+    a smaller way for lack of memory; 0: the first failure ends the run."""
     wait_s: float = 30.0
     """How long a host that does not answer is waited for, before the run goes on without it."""
     without: bool = True
@@ -426,6 +427,10 @@ class StrategyJob:
     """zero: what DeepSpeed is told besides, in the words of its own configuration file."""
 
 
+REPLANNED = ("micro_batch", "activation_checkpointing")
+"""Keys on which a plan decides again when its run is resumed, on what machines and memory there are then."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Record):
     """One training job, fully resolved."""
@@ -475,6 +480,16 @@ class Job(Record):
     open: tuple[str, ...] = ()
     """Keys that the plan decides on, among `batch`, `micro_batch`, `activation_checkpointing`, `exchange` and
     `sequence_length` (of `data`); none is left in a run."""
+    chosen: tuple[str, ...] = ()
+    """Keys of `REPLANNED` on which the plan of a run decided for every rank by itself; (), as in older records, and with
+    one setting for all: none is decided anew."""
     plugins: dict[str, str] = dataclasses.field(default_factory=dict)
     """Package -> version, of the plug-ins that the job names; they are brought to every host."""
     schema_version: int = SCHEMA_VERSION
+
+    def reopened(self) -> Job:
+        """The job of a run that is planned again: what its plan chose is open once more.
+
+        With settings of each rank's own the job has the unit in which shares count, and no rank's micro-batch.
+        """
+        return dataclasses.replace(self, open=self.chosen)

@@ -31,6 +31,7 @@ from gangline.supervise.next_attempt import (
     prepare,
     smaller_way,
     standby_part,
+    words_of,
 )
 from gangline.supervise.standby import Standbys, Steps
 from gangline.supervise.supervisor import Ended, Supervisor
@@ -39,7 +40,8 @@ from gangline.units import listed
 # The decision whether another attempt follows, and on which hosts. Pure.
 #
 # An attempt that made progress is always followed by another one. An attempt that fails for the same cause as the one
-# before, without progress, would fail for ever.
+# before, without progress, would fail for ever. One that ran out of memory is followed by another one as long as a rank
+# takes a smaller way, which has an end: many alike ranks may run out one after the other.
 
 
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
@@ -61,6 +63,8 @@ class EndedAttempt:
     """The newest step from which the run can resume after it."""
     starts: int | None = None
     """Number of starts so far, of a program whose steps are unknown. None: steps are known."""
+    shrinks: bool = False
+    """Whether it ran out of memory, and the next attempt takes a smaller way."""
 
     @property
     def has_advanced(self) -> bool:
@@ -69,9 +73,13 @@ class EndedAttempt:
 
     @property
     def cause(self) -> str:
-        """The cause of its end without numbers such as pids, so that equal causes compare equal."""
+        """The cause of its end without numbers such as pids, so that equal causes compare equal. Who ran out of memory
+        is a part of the cause: another rank's lack is another one.
+        """
         error = self.error or {}
-        what = NUMBER.sub("#", f"{error.get('host', '')} {error.get('rank', '')} {error.get('what', '')}")
+        what, who = str(error.get("what", "")), f"{error.get('host', '')} {error.get('rank', '')}"
+        out_of_memory = error.get("kind") == OutOfMemory.__name__
+        what = f"{who} {NUMBER.sub('#', what)}" if out_of_memory else NUMBER.sub("#", f"{who} {what}")
         # memory may suffice for the next size of a micro-batch, or with recomputation
         again = "recomputing" if error.get("activation_checkpointing") else ""
         return f"{what} {error.get('micro_batch') or again}".rstrip()
@@ -94,7 +102,7 @@ def _why_not_unseen(last: EndedAttempt, failures: FailureJob) -> str | None:
 
 def _why_not_followed(ended_attempts: Sequence[EndedAttempt], failures: FailureJob) -> str | None:
     last = ended_attempts[-1]
-    if last.has_advanced:
+    if last.has_advanced or last.shrinks:
         return None
     if len(ended_attempts) > 1 and ended_attempts[-2].cause == last.cause and not ended_attempts[-2].has_advanced:
         return "it failed twice for the same cause without completing a step in between"
@@ -110,12 +118,12 @@ def pause_s(ended_attempts: Sequence[EndedAttempt]) -> float:
 
 
 def _without_progress(ended_attempts: Sequence[EndedAttempt]) -> int:
-    """The number of attempts without progress since the last one with progress."""
+    """The number of attempts without progress since the last one with progress, but for those that shrink."""
     count = 0
     for each in reversed(ended_attempts):
         if each.has_advanced:
             break
-        count += 1
+        count += not each.shrinks
     return count
 
 
@@ -252,14 +260,14 @@ class Attempts:
         if not chosen.hosts:
             return "no host answers any more" if self._failures.without else "it cannot continue without a host"
         places, choice = look_for_checkpoint(self._layout, base, self._transports, answering=chosen.hosts)
+        smaller, way = self._with_less_memory(base, ended)
         if self._noted < current.attempt:
             self._noted = current.attempt
-            self._remember(ended.outcome.error, reached=choice.step or 0)
+            self._remember(ended.outcome.error, reached=choice.step or 0, shrinks=smaller is not base)
         if ended.yielded_because is None and (why := why_not(self._ended_attempts, self._failures)):
             return why
         self._pause(pause_s(self._ended_attempts))
-        base, way = self._with_less_memory(base, ended)
-        self._base = base
+        self._base = base = smaller
         request = prepare(
             self._layout,
             dataclasses.replace(base, left=tuple(self._left)),
@@ -287,30 +295,35 @@ class Attempts:
         return None
 
     def _with_less_memory(self, base: Base, ended: Ended) -> tuple[Base, str]:
-        """The base after an out-of-memory error, if the job allows that, and words for what one rank does otherwise.
+        """The base after an out-of-memory error, if the job allows that, and words for what ranks do otherwise.
 
-        The rank that ran out takes a smaller way of its own, where the strategy knows such; else all take smaller
+        Every rank that ran out takes a smaller way of its own, where the strategy knows such; else all take smaller
         micro-batches.
         """
         error = ended.outcome.error or {}
         if error.get("kind") != OutOfMemory.__name__ or not self._failures.smaller_micro_batch:
             return base, ""
         job, current = Job.load(self._layout.job), Gang.load(self._layout.gang(self._current.attempt))
-        if (way := smaller_way(error, base, current=current, job=job)) is not None:
-            return dataclasses.replace(base, settings=(*base.settings, way.own)), way.words
+        lacks = self._current.lacks_of_memory(ended.outcome.failures) or [error]
+        found = [smaller_way(lack, base, current=current, job=job) for lack in lacks]
+        if ways := [way for way in found if way is not None]:
+            own = tuple(way.own for way in ways)
+            return dataclasses.replace(base, settings=(*base.settings, *own)), words_of(ways)
         smaller = error.get("micro_batch")
         return (base if smaller is None else dataclasses.replace(base, micro_batch=int(smaller))), ""
 
-    def _remember(self, error: Mapping[str, Any] | None, *, reached: int | None) -> None:
+    def _remember(self, error: Mapping[str, Any] | None, *, reached: int | None, shrinks: bool = False) -> None:
         """Remember the attempt that has ended. reached: None: unknown, which counts as no progress."""
         began_at = Gang.load(self._layout.gang(self._current.attempt)).resume_step or 0
         reached = began_at if reached is None else reached
         base = self._base
         starts = self._current.attempt - base.attempt + 1 if base is not None and base.again is not None else None
-        self._ended_attempts.append(EndedAttempt(error=error, began_at=began_at, reached=reached, starts=starts))
+        self._ended_attempts.append(
+            EndedAttempt(error=error, began_at=began_at, reached=reached, starts=starts, shrinks=shrinks)
+        )
 
     def _report_restart(self, ended: Ended, chosen: NextHosts, *, step: int | None, kept: bool, way: str) -> None:
-        """way: what one rank does otherwise from here on."""
+        """way: what ranks do otherwise from here on."""
         error = ended.outcome.error or {}
         details: dict[str, Any] = {
             "next": self._current.attempt + 1,

@@ -177,6 +177,13 @@ class SmallerWay:
     words: str
 
 
+def words_of(ways: Sequence[SmallerWay]) -> str:
+    """What ranks do otherwise from here on, in one sentence."""
+    sizes_alone = all(way.own.activation_checkpointing is None for way in ways)
+    others = "the others keep theirs" if sizes_alone else "the others go on as before"
+    return f"{', '.join(way.words for way in ways)}; {others}"
+
+
 def smaller_way(error: Mapping[str, Any], base: Base, *, current: Gang, job: Job) -> SmallerWay | None:
     """The way of its own in which a rank of the current attempt goes on; None where ranks cannot have any, or the
     error says none. error: as `cause.OutOfMemory.to_json` gives it.
@@ -190,10 +197,10 @@ def smaller_way(error: Mapping[str, Any], base: Base, *, current: Gang, job: Job
     who = f"rank {rank} on {host}"
     if type(size) is int:
         before = current.ranks[rank].micro_batch_size or current.micro_batch or job.micro_batch
-        words = f"{who} takes micro-batches of {size} in place of {before}; the others keep theirs"
+        words = f"{who} takes micro-batches of {size} in place of {before}"
         return SmallerWay(own=OwnSettings(rank=number, micro_batch_size=size), words=words)
     if recomputes:
-        words = f"{who} computes activations again from here on; the others go on as before"
+        words = f"{who} computes activations again from here on"
         return SmallerWay(own=OwnSettings(rank=number, activation_checkpointing=True), words=words)
     return None
 

@@ -537,6 +537,12 @@ class Supervisor:
             return statuses
         return [status for status in statuses if status.reason != "killed"]
 
+    def lacks_of_memory(self, failures: Sequence[Failure]) -> list[dict[str, Any]]:
+        """The errors of those ranks among `AttemptOutcome.failures` that ran out of memory, by rank."""
+        found = [(failure, self._out_of_memory(failure)) for failure in failures]
+        lacks = [{**error.to_json(), "rank": failure["rank"]} for failure, error in found if error is not None]
+        return sorted(lacks, key=lambda lack: int(lack["rank"]))
+
     def _out_of_memory(self, failure: Failure) -> RunFailed | None:
         """The out-of-memory error of a rank, with the forecast of the plan; None: it ended otherwise."""
         with suppress(OSError, ValueError, LookupError, TypeError):  # of another version, perhaps

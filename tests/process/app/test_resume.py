@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from gangline import app
 from gangline.context import ResumeOptions
 from gangline.control.end import rehearse_stop, stop
 from gangline.control.supervision import open_run
+from gangline.decide import decide as decide_module
 from gangline.errors import CheckpointError, DataError, ModelError, RunFailed, UsageError
 from gangline.runs.checkpoints import find_parts, part_folder
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
+from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE, verify_part
 from gangline.runs.state import ProcessId, RunState
@@ -47,6 +50,19 @@ def test_the_next_attempt_goes_on_from_the_newest_checkpoint(world: World, run_i
     assert world.spawned == [(layout.folder, 2)]
     gang = Gang.load(world.host("b", run_id).gang(2))
     assert (gang.attempt, gang.resume_step) == (2, 40)
+
+
+def test_what_the_plan_chose_is_planned_again(world: World, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = RunLayout(world.home, run_id).job
+    dataclasses.replace(Job.load(path), chosen=("micro_batch",)).save(path)
+    planned = []
+    real = decide_module.decide
+    monkeypatch.setattr(
+        decide_module, "decide", lambda job, *rest, **how: planned.append(job) or real(job, *rest, **how)
+    )
+    resume(world, run_id)
+    assert planned[0].open == ("micro_batch",)
+    assert Job.load(path).open == ()
 
 
 def test_a_run_that_never_saved_begins_again(world: World, run_id: str) -> None:

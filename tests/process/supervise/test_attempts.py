@@ -204,11 +204,14 @@ def test_the_others_are_told_that_the_gang_is_broken_and_rest(story):
     story.finish()
 
 
-def run_out_of_memory(story, name):
-    story.kill_rank(name)
+def run_out_of_memory(story, *names):
+    """names: whose ranks do, all in one attempt."""
     oom = {"line": None, "cgroup": "/lab", "limit_bytes": 1 << 30, "memory_bytes": 1 << 33}
-    (row,) = story.backend.statuses[name].failures
-    story.backend.change(name, failures=({**row, "oom": oom},))
+    failure = {"pid": 1, "time": 0.0, "ordered": False, "error": None, "exit": -9, "log": "l", "log_tail": []}
+    for name in names:
+        story.backend.change(name, failures=({**failure, "rank": NAMES.index(name), "oom": oom},))
+    for name in names:
+        story.backend.end(name, returncode=1, reason="finished", rests=True)
 
 
 def test_a_rank_whose_memory_does_not_suffice_goes_on_in_a_smaller_way_and_the_others_as_before(tmp_path):
@@ -233,6 +236,34 @@ def test_a_rank_whose_memory_does_not_suffice_goes_on_in_a_smaller_way_and_the_o
     assert [(rank.micro_batch_size, rank.activation_checkpointing) for rank in gang.ranks][1] == (1, True)
     assert "settings" not in story.last("restarting")
     assert len(Base.of(story.layout, 4).settings) == 2
+    story.finish()
+
+
+def test_ranks_that_run_out_of_memory_one_after_the_other_each_go_on_in_a_smaller_way(tmp_path):
+    """From 4 to 1 and then with recomputation, without a step between, though the job allows two attempts in vain."""
+    story = Story(tmp_path, micro_batch=4, smaller_micro_batch=True, restarts=2)
+    story.begin()
+    for number, name in enumerate(NAMES * 3, 2):
+        run_out_of_memory(story, name)
+        story.joined(number)
+    gang = story.gang()
+    assert (gang.attempt, gang.micro_batch) == (10, 1)
+    assert [(rank.micro_batch_size, rank.activation_checkpointing) for rank in gang.ranks] == [(1, True)] * 3
+    run_out_of_memory(story, "pc1")
+    story.joined(11)
+    run_out_of_memory(story, "pc1")
+    assert story.end().result == "failed"
+    assert "twice for the same cause" in story.last("failed")["why"]
+
+
+def test_all_ranks_that_run_out_of_memory_in_one_attempt_go_on_in_a_smaller_way(tmp_path):
+    story = Story(tmp_path, micro_batch=2, smaller_micro_batch=True)
+    story.begin()
+    run_out_of_memory(story, "pc1", "pc3")
+    story.joined(2)
+    assert [rank.micro_batch_size for rank in story.gang(2).ranks] == [1, 2, 1]
+    words = "rank 0 on pc1 takes micro-batches of 1 in place of 2, rank 2 on pc3 takes micro-batches of 1 in place of 2"
+    assert story.last("restarting")["settings"] == f"{words}; the others keep theirs"
     story.finish()
 
 

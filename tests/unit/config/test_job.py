@@ -150,6 +150,7 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
         "pause_at",  # a sweep sets it: tests/unit/sweep/test_drive.py
         "callbacks",  # of plug-ins alone: tests/process/test_plugin_examples.py
         "plugins",
+        "chosen",  # a plan sets it: tests/unit/decide/test_forecast.py
         "draws",  # old runs alone have another value
         "schema_version",
         *strategy,

@@ -100,6 +100,32 @@ def test_what_the_job_leaves_open_is_decided_and_written_into_it(context: Contex
     require_startable(settled, job_forecast)
 
 
+def test_a_run_that_is_resumed_is_planned_again_with_settings_of_each_ranks_own(context: Context) -> None:
+    """Its job has the unit in which shares count, which is no rank's micro-batch."""
+    job = dataclasses.replace(JOB, batch=32, strategy=StrategyJob(kind="ddp"), draws="sample")
+    job = dataclasses.replace(job, open=("micro_batch", "activation_checkpointing", "exchange"))
+    cards = world("pc1=rtx4090,pc2=rtx3060")
+    first = forecast_job(job, cards, context)
+    assert first.runnable is not None
+    settings = first.runnable.scenario.settings
+    assert max(own.training.micro_batch for own in settings) > 1
+    written = Job.from_json(first.settled(job).to_json())
+    assert (written.open, written.micro_batch) == ((), 1)
+    assert written.reopened().open == ("micro_batch", "activation_checkpointing")
+    again = forecast_job(written.reopened(), cards, context)
+    assert again.runnable is not None
+    assert again.runnable.scenario.settings == settings
+    assert again.settled(written.reopened()) == written
+
+
+def test_one_setting_for_all_and_what_old_runs_have_stays_as_it_is(context: Context) -> None:
+    job = dataclasses.replace(JOB, micro_batch=2, open=("activation_checkpointing",))
+    written = forecast_job(job, world("rtx4090"), context).settled(job)
+    assert written.reopened().open == ()
+    old = {key: value for key, value in written.to_json().items() if key != "chosen"}
+    assert Job.from_json(old).reopened().open == ()
+
+
 @pytest.mark.parametrize(("wire", "exchange"), [("100mbit", "bf16"), ("100gbe", "fp32")])
 def test_gradients_are_rounded_where_the_job_leaves_that_open_and_the_network_is_slow(
     context: Context, wire: str, exchange: str

@@ -40,6 +40,23 @@ def test_less_memory_is_another_cause_as_long_as_micro_batches_get_smaller():
     assert "twice for the same cause" in why_not([tried({**short, "micro_batch": None})] * 2, FailureJob())
 
 
+def test_each_of_many_alike_ranks_may_run_out_of_memory_once_a_size():
+    """Eight of them, from 8 to 1, without a step between."""
+    lacks = [
+        {"kind": "OutOfMemory", "what": f"rank {rank} on pc{rank} ran out of GPU memory", "host": f"pc{rank}"}
+        | {"rank": rank, "micro_batch": size}
+        for size in (4, 2, 1)
+        for rank in range(8)
+    ]
+    attempts = [EndedAttempt(error=lack, began_at=0, reached=0, shrinks=True) for lack in lacks]
+    assert all(why_not(attempts[:count], FailureJob(restarts=2)) is None for count in range(1, len(attempts) + 1))
+    assert pause_s(attempts) == 0.0
+    last = [tried({**lack, "micro_batch": None}) for lack in lacks[:2]]
+    assert why_not([*attempts, last[0]], FailureJob(restarts=2)) is None
+    assert why_not([*attempts, *last], FailureJob(restarts=2)) == "2 attempts in a row did not get past step 0"
+    assert "twice for the same cause" in why_not([*attempts, last[0], last[0]], FailureJob())
+
+
 def test_the_same_cause_after_some_progress_is_bad_luck():
     attempts = [tried(began_at=0, reached=30), tried(began_at=30, reached=60), tried(began_at=60, reached=90)]
     assert why_not(attempts, FailureJob(restarts=2)) is None
