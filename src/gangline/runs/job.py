@@ -481,7 +481,7 @@ class Job(Record):
     """Keys that the plan decides on, among `batch`, `micro_batch`, `activation_checkpointing`, `exchange` and
     `sequence_length` (of `data`); none is left in a run."""
     chosen: tuple[str, ...] = ()
-    """Keys of `REPLANNED` on which the plan of a run decided for every rank by itself; (), as in older records, and with
+    """Keys of `REPLANNED` on which the plan of a run decided for every rank by itself; (), as in older records and with
     one setting for all: none is decided anew."""
     plugins: dict[str, str] = dataclasses.field(default_factory=dict)
     """Package -> version, of the plug-ins that the job names; they are brought to every host."""
