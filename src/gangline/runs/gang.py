@@ -214,7 +214,7 @@ class GangRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSettings:
-    """The smaller way in which a rank goes on that ran out of memory; None: as before."""
+    """The smaller settings with which a rank goes on that ran out of memory; None: as before."""
 
     rank: int
     micro_batch_size: int | None = None
@@ -282,7 +282,7 @@ class Gang(Division, Record):
         recomputing = {rank.activation_checkpointing for rank in self.ranks} - {None, job.activation_checkpointing}
         if any(size < micro_batch or size % micro_batch for size in sizes):
             raise UsageError(
-                f"micro_batch_size: ranks count their work in micro-batches of {micro_batch}",
+                f"micro_batch: ranks count their work in micro-batches of {micro_batch}",
                 seen=f"expected multiples of {micro_batch}, found {', '.join(map(str, sizes))}",
                 fix="plan again: gangline plan, then gangline train",
             )
@@ -373,7 +373,7 @@ class Gang(Division, Record):
         return tuple(by_replica_group[replica_groups[number]] for number in left)
 
     def with_settings(self, own: OwnSettings, job: Job) -> Gang:
-        """The same work, of which one rank does its part in a smaller way and the others do theirs as before.
+        """The same work, of which one rank does its part with smaller settings and the others do theirs as before.
 
         Shares count the largest micro-batches of which all sizes are multiples. job: the run's, as all ranks have it.
         """

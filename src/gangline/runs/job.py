@@ -361,7 +361,7 @@ class FailureJob:
 
     restarts: int = 5
     """Next attempts in a row that do not get beyond the step they went on from, but for those after which a rank takes
-    a smaller way for lack of memory; 0: the first failure ends the run."""
+    smaller settings for lack of memory; 0: the first failure ends the run."""
     wait_s: float = 30.0
     """How long a host that does not answer is waited for, before the run goes on without it."""
     without: bool = True

@@ -29,7 +29,7 @@ from gangline.supervise.next_attempt import (
     look_for_checkpoint,
     move_head,
     prepare,
-    smaller_way,
+    smaller_settings,
     standby_part,
     words_of,
 )
@@ -41,7 +41,7 @@ from gangline.units import listed
 #
 # An attempt that made progress is always followed by another one. An attempt that fails for the same cause as the one
 # before, without progress, would fail for ever. One that ran out of memory is followed by another one as long as a rank
-# takes a smaller way, which has an end: many alike ranks may run out one after the other.
+# takes smaller settings, which has an end: many alike ranks may run out one after the other.
 
 
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
@@ -64,7 +64,7 @@ class EndedAttempt:
     starts: int | None = None
     """Number of starts so far, of a program whose steps are unknown. None: steps are known."""
     shrinks: bool = False
-    """Whether it ran out of memory, and the next attempt takes a smaller way."""
+    """Whether it ran out of memory, and the next attempt takes smaller settings."""
 
     @property
     def has_advanced(self) -> bool:
@@ -297,7 +297,7 @@ class Attempts:
     def _with_less_memory(self, base: Base, ended: Ended) -> tuple[Base, str]:
         """The base after an out-of-memory error, if the job allows that, and words for what ranks do otherwise.
 
-        Every rank that ran out takes a smaller way of its own, where the strategy knows such; else all take smaller
+        Every rank that ran out takes smaller settings of its own, where the strategy knows such; else all take smaller
         micro-batches.
         """
         error = ended.outcome.error or {}
@@ -305,10 +305,10 @@ class Attempts:
             return base, ""
         job, current = Job.load(self._layout.job), Gang.load(self._layout.gang(self._current.attempt))
         lacks = self._current.lacks_of_memory(ended.outcome.failures) or [error]
-        found = [smaller_way(lack, base, current=current, job=job) for lack in lacks]
-        if ways := [way for way in found if way is not None]:
-            own = tuple(way.own for way in ways)
-            return dataclasses.replace(base, settings=(*base.settings, *own)), words_of(ways)
+        found = [smaller_settings(lack, base, current=current, job=job) for lack in lacks]
+        if named := [each for each in found if each is not None]:
+            own = tuple(each.own for each in named)
+            return dataclasses.replace(base, settings=(*base.settings, *own)), words_of(named)
         smaller = error.get("micro_batch")
         return (base if smaller is None else dataclasses.replace(base, micro_batch=int(smaller))), ""
 

@@ -156,7 +156,7 @@ def _lacking(gang: Gang, choice: CheckpointChoice, hosts: Sequence[str]) -> tupl
 
 
 def _in_smaller(layout: RunLayout, base: Base) -> Gang:
-    """The gang of the base with the current micro-batches, and the ways of ranks of their own."""
+    """The gang of the base with the current micro-batches, and ranks' settings of their own."""
     gang = base.gang
     if base.micro_batch is None and not base.settings:
         return gang
@@ -169,7 +169,7 @@ def _in_smaller(layout: RunLayout, base: Base) -> Gang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmallerWay:
+class SmallerSettings:
     """What changes for a rank that ran out of memory, and the words for it."""
 
     own: OwnSettings
@@ -177,16 +177,16 @@ class SmallerWay:
     words: str
 
 
-def words_of(ways: Sequence[SmallerWay]) -> str:
+def words_of(smaller: Sequence[SmallerSettings]) -> str:
     """What ranks do otherwise from here on, in one sentence."""
-    sizes_alone = all(way.own.activation_checkpointing is None for way in ways)
+    sizes_alone = all(each.own.activation_checkpointing is None for each in smaller)
     others = "the others keep theirs" if sizes_alone else "the others go on as before"
-    return f"{', '.join(way.words for way in ways)}; {others}"
+    return f"{', '.join(each.words for each in smaller)}; {others}"
 
 
-def smaller_way(error: Mapping[str, Any], base: Base, *, current: Gang, job: Job) -> SmallerWay | None:
-    """The way of its own in which a rank of the current attempt goes on; None where ranks cannot have any, or the
-    error says none. error: as `cause.OutOfMemory.to_json` gives it.
+def smaller_settings(error: Mapping[str, Any], base: Base, *, current: Gang, job: Job) -> SmallerSettings | None:
+    """Smaller settings of its own for a rank of the current attempt; None where ranks cannot have any, or the error
+    says none. error: as `cause.OutOfMemory.to_json` gives it.
     """
     size, recomputes = error.get("micro_batch"), error.get("activation_checkpointing") is True
     rank, able = error.get("rank"), base.gang.half.rank_settings or base.gang.world_size == 1
@@ -198,10 +198,10 @@ def smaller_way(error: Mapping[str, Any], base: Base, *, current: Gang, job: Job
     if type(size) is int:
         before = current.ranks[rank].micro_batch_size or current.micro_batch or job.micro_batch
         words = f"{who} takes micro-batches of {size} in place of {before}"
-        return SmallerWay(own=OwnSettings(rank=number, micro_batch_size=size), words=words)
+        return SmallerSettings(own=OwnSettings(rank=number, micro_batch_size=size), words=words)
     if recomputes:
         words = f"{who} computes activations again from here on"
-        return SmallerWay(own=OwnSettings(rank=number, activation_checkpointing=True), words=words)
+        return SmallerSettings(own=OwnSettings(rank=number, activation_checkpointing=True), words=words)
     return None
 
 

@@ -164,7 +164,7 @@ class SampleDropout(TorchFunctionMode):
         """What does not know of rows: with a seed of its place and the pass."""
         if self._joined:
             raise UsageError(
-                f"micro_batch_size: this model draws at random by {getattr(func, '__name__', func)} while it trains",
+                f"micro_batch: this model draws at random by {getattr(func, '__name__', func)} while it trains",
                 seen="ranks take passes of unlike sizes, under which other numbers would be drawn",
                 fix="switch that off in the model's configuration, or give all ranks the micro_batch of the job",
             )

@@ -86,9 +86,9 @@ class TrainingRun:
         self.checkpoints = CheckpointSchedule(session, out, progress)
         self.pace = TokenSpeed(session)
         self._joins = max(session.world.gang.pass_lengths(session.order.micro_batch)) > 1
-        by_sample = session.job.draws == "sample" and session.strategy.draws_by_sample
-        self._drops = by_sample and any(True for _ in random_parts(session.model, base_of(session.model).config))
-        self._is_watched = by_sample and self._joins
+        parts = random_parts(session.model, base_of(session.model).config)
+        self._drops = session.draws_by_sample and next(parts, None) is not None
+        self._is_watched = session.draws_by_sample and self._joins
         """Whether the next pass shows if the model draws at random in other ways, which unlike sizes refuse."""
         self.parameters = list(trainable(session.model).values())
         """Those that are trained."""
@@ -433,10 +433,8 @@ class Synchronous:
     def _typical(self, micro_batches: list[Indices]) -> Indices:
         """Samples of a pass of this rank, of middling length."""
         tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
-        ordered, length = (
-            sorted(range(len(tokens)), key=tokens.__getitem__),
-            self._pass_lengths[self._session.world.rank],
-        )
+        ordered = sorted(range(len(tokens)), key=tokens.__getitem__)
+        length = self._pass_lengths[self._session.world.rank]
         start = max(0, len(ordered) // 2 - length // 2)
         return np.concatenate([micro_batches[index] for index in ordered[start : start + length]])
 

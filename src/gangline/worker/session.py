@@ -64,6 +64,11 @@ class Session:
         """The model itself, inside its loss."""
         return self.loss.model
 
+    @property
+    def draws_by_sample(self) -> bool:
+        """Whether dropout masks belong to samples, whatever rows share a pass; else to micro-batches."""
+        return self.job.draws == "sample" and self.strategy.draws_by_sample
+
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """What a checkpoint holds, by name; see `Strategy.state_tensors`."""
         return {**state_tensors(self.model, self.optimizer), **self.strategy.state_tensors()}
@@ -222,12 +227,11 @@ def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
 def _require_same_draws(session: Session) -> None:
     """Where dropout masks are drawn by micro-batch, ranks that join several in a pass would draw others."""
     gang = session.world.gang
-    by_sample = session.job.draws == "sample" and session.strategy.draws_by_sample
-    if by_sample or max(gang.pass_lengths(session.order.micro_batch)) == 1:
+    if session.draws_by_sample or max(gang.pass_lengths(session.order.micro_batch)) == 1:
         return
     if drops := list(islice(random_parts(session.model, base_of(session.model).config), 4)):
         raise UsageError(
-            "micro_batch_size: ranks with sizes of their own train without dropout",
+            "micro_batch: ranks with sizes of their own train without dropout",
             seen=f"dropout in {', '.join(drops)}, whose masks are drawn by micro-batch in this run",
             fix="write method.dropout: 0, or give all ranks the micro_batch of the job",
         )
@@ -254,8 +258,7 @@ def _require_split(session: Session) -> None:
 def _attends_inside_documents(session: Session) -> bool:
     """Whether no mask is needed to keep packed documents apart: tried on a few tokens, as borders are."""
     core = base_of(session.model)
-    by_sample = session.job.draws == "sample" and session.strategy.draws_by_sample
-    if by_sample and drops_attention(core.config):
+    if session.draws_by_sample and drops_attention(core.config):
         return False  # masks of dropout are of whole rows
     if not documents.keep_apart(core, length=session.job.data.sequence_length):
         return False

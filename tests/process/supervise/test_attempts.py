@@ -214,7 +214,7 @@ def run_out_of_memory(story, *names):
         story.backend.end(name, returncode=1, reason="finished", rests=True)
 
 
-def test_a_rank_whose_memory_does_not_suffice_goes_on_in_a_smaller_way_and_the_others_as_before(tmp_path):
+def test_a_rank_whose_memory_does_not_suffice_goes_on_with_smaller_settings_and_the_others_as_before(tmp_path):
     story = Story(tmp_path, micro_batch=2, smaller_micro_batch=True)
     story.hosts.save(39)
     story.begin()
@@ -239,7 +239,7 @@ def test_a_rank_whose_memory_does_not_suffice_goes_on_in_a_smaller_way_and_the_o
     story.finish()
 
 
-def test_ranks_that_run_out_of_memory_one_after_the_other_each_go_on_in_a_smaller_way(tmp_path):
+def test_ranks_that_run_out_of_memory_one_after_the_other_each_go_on_with_smaller_settings(tmp_path):
     """From 4 to 1 and then with recomputation, without a step between, though the job allows two attempts in vain."""
     story = Story(tmp_path, micro_batch=4, smaller_micro_batch=True, restarts=2)
     story.begin()
@@ -256,7 +256,7 @@ def test_ranks_that_run_out_of_memory_one_after_the_other_each_go_on_in_a_smalle
     assert "twice for the same cause" in story.last("failed")["why"]
 
 
-def test_all_ranks_that_run_out_of_memory_in_one_attempt_go_on_in_a_smaller_way(tmp_path):
+def test_all_ranks_that_run_out_of_memory_in_one_attempt_go_on_with_smaller_settings(tmp_path):
     story = Story(tmp_path, micro_batch=2, smaller_micro_batch=True)
     story.begin()
     run_out_of_memory(story, "pc1", "pc3")
