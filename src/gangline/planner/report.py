@@ -177,7 +177,7 @@ def _settings(choice: Choice) -> Iterator[str]:
     for candidate in choice.by_kind:
         recomputed = ", with activation checkpointing" if candidate.training.checkpointing else ""
         words = f"micro-batches of {candidate.training.micro_batch}{recomputed}"
-        words = "settings of each machine's own" if candidate.scenario.settings else words
+        words = "each machine's own settings" if candidate.scenario.settings else words
         words += f", gradients sent in {candidate.training.exchange}" if candidate.training.exchange else ""
         groups.setdefault(words, []).append(candidate.strategy.kind)
     if choice.query.open:
@@ -590,8 +590,8 @@ def slowness_cause(choice: Choice, whole: Candidate, fewer: Candidate) -> tuple[
     crowded = [need.placement.host for need in needs if need.chance is not None and need.chance < EVEN]
     if crowded:
         hosts = folded(list(dict.fromkeys(crowded)))
-        return f"not the network is the cause: the whole model, which is divided for it, has no room on {hosts}", False
-    return "not the network is the cause: computing and updating takes longer with all of them", False
+        return f"the network is not the cause: the whole model, which is divided for it, has no room on {hosts}", False
+    return "the network is not the cause: computing and updating takes longer with all of them", False
 
 
 def plain_fits(candidate: Candidate) -> bool:
