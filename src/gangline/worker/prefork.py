@@ -271,9 +271,10 @@ def import_for(job: Path, *, gang: Path) -> None:
 
     gang: of an attempt; where that has not come yet, of any other one beside it.
     """
-    with _variable("OPENBLAS_NUM_THREADS", "1"):  # numpy's BLAS starts its threads when it is loaded
-        importlib.import_module("numpy")
-    with _variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):  # torch.cuda.is_available does not wake the driver then
+    with (
+        _variable("OPENBLAS_NUM_THREADS", "1"),  # numpy's and scipy's BLAS start their threads when they are loaded
+        _variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"),  # torch.cuda.is_available does not wake the driver then
+    ):
         importlib.import_module("gangline.worker.train")
         for module in LATER:
             importlib.import_module(module)
