@@ -86,7 +86,7 @@ class TrainingRun:
         self.checkpoints = CheckpointSchedule(session, out, progress)
         self.pace = TokenSpeed(session)
         self._joins = max(session.world.gang.pass_lengths(session.order.micro_batch)) > 1
-        parts = random_parts(session.model, base_of(session.model).config)
+        parts = random_parts(session.model, getattr(base_of(session.model), "config", None))
         self._drops = session.draws_by_sample and next(parts, None) is not None
         self._is_watched = session.draws_by_sample and self._joins
         """Whether the next pass shows if the model draws at random in other ways, which unlike sizes refuse."""
