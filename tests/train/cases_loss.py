@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from gangline.worker.batch import collate
+from gangline.worker.borders import borders_of
 from gangline.worker.data import TokenSet
-from gangline.worker.documents import keep_apart, lengths_of
+from gangline.worker.documents import keep_apart
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy, sees_other_documents
 from tests.train.small import MemorySet, norms_in_own_dtype
 
@@ -134,7 +135,7 @@ def inside_documents(kind: str, **changes):
 
 def document_lengths(rows: list[list[int]]):
     """What the borders of documents are found to be."""
-    return lengths_of(torch.tensor(rows), rows=len(rows))
+    return borders_of(torch.tensor(rows), rows=len(rows)).lengths
 
 
 def of_token_sets(folders: list[str], *, vocab_size: int):

@@ -337,6 +337,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     check_strategy(checked, method)
     check_precision(checked)
     _check_exchange(checked)
+    _check_kernels(checked)
     _check_schedule(checked)
     _check_evaluation(checked)
     _check_early_stopping(checked)
@@ -363,6 +364,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         draws="sample",
         precision=words.precision.compute,
         parameters=words.precision.parameters,
+        kernels=tuple(dict.fromkeys(words.kernels)),
         activation_checkpointing=words.activation_checkpointing or words.activation_offloading,
         activation_offloading=words.activation_offloading,
         strategy=strategy,
@@ -498,6 +500,18 @@ def _check_exchange(checked: Checked[JobWords]) -> None:
         read = ("precision", "parameters")
     if seen:
         checked.report(("exchange",), seen=seen, expected=expected, fix="delete it", reads=(read,))
+
+
+def _check_kernels(checked: Checked[JobWords]) -> None:
+    names = checked.words.kernels
+    alone = [name for name in names if name in ("auto", "torch")]
+    if alone and len(names) > 1:
+        checked.report(
+            ("kernels",),
+            seen=f"{quote(alone[0])} beside other words",
+            expected="auto, torch, or names of kernels",
+            fix="delete the one or the others",
+        )
 
 
 def _check_schedule(checked: Checked[JobWords]) -> None:

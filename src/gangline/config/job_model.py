@@ -36,6 +36,7 @@ from gangline.config.mistakes import listed, nearest, quote
 from gangline.config.validate import Checked, expected_words, fragment_at, seen_words
 from gangline.exporters import EXPORTERS, Exporter
 from gangline.formats import FORMATS
+from gangline.kernel_table import KernelWord
 from gangline.optimizers import OptimizerKind
 from gangline.plugins import GROUPS, Table
 from gangline.runs.job import MESSAGE_KINDS, MessageKind, ReportJob, ScheduleKind
@@ -583,6 +584,9 @@ class JobWords(Section):
     """Decides the order of samples, dropout and fresh weights."""
     precision: Annotated[PrecisionWords, Shorthand("compute")] = PrecisionWords()
     """Number formats: `bf16` and the like, or the keys below."""
+    kernels: Annotated[Annotated[list[KernelWord], Field(min_length=1)], OneOrMore()] = Field(default=["auto"])
+    """What computes parts of a step in place of torch's own operators: `auto` (what works with the device, the number
+    format and the model), `torch` (none), or names of kernels that may not be missing."""
     activation_checkpointing: Annotated[bool | None, AUTO] = None
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without; under ddp each rank for itself."""

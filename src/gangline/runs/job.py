@@ -455,6 +455,8 @@ class Job(Record):
     """Compute dtype of the whole run; auto: what every device of the gang can do."""
     parameters: Literal["auto", "compute", "fp32"] = "auto"
     """Dtype of trainable weights and optimizer states; auto: fp32. `compute`: pure bf16 training."""
+    kernels: tuple[str, ...] = ("torch",)
+    """Rows of `gangline.kernel_table.KERNELS`; ("auto",): all that work; ("torch",), as in older records: none."""
     activation_checkpointing: bool = False
     activation_offloading: bool = False
     """Whether the layers' inputs, which is what recomputation keeps, lie in the machine's memory until backward."""

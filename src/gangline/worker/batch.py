@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from gangline.runs.gang import split_whole, steps_per_epoch
+from gangline.worker.borders import remember_borders
 from gangline.worker.data.tokens import NO_TARGET, Sample
 
 
@@ -34,10 +35,12 @@ class Batch:
     trained: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on a device."""
+        """The batch on a device, which need not be asked later where documents begin."""
         if device.type == "cpu":
             return self
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
+        moved = Batch(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
+        remember_borders(moved.position_ids, self.position_ids)
+        return moved
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -24,6 +24,7 @@ from gangline.worker import documents
 from gangline.worker.adapters import initialise, load_adapter
 from gangline.worker.batch import SampleOrder, TokenSource
 from gangline.worker.dropout import drops_attention, random_parts
+from gangline.worker.kernels.choice import KernelPlace, Kernels, put_in_kernels
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import base_of, load_model
 from gangline.worker.optimizer import state_tensors
@@ -31,6 +32,8 @@ from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import ProcessGroup, connecting
 from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.weights import Files, is_tied, materialize, meta_model, read_parts
+
+PACKED = "packed-attention"
 
 # The torch half of a strategy, imported when a rank asks for it by the kind that its gang names.
 
@@ -58,6 +61,7 @@ class Session:
     evaluation_set: TokenSource | None
     order: SampleOrder
     total_steps: int
+    kernels: Kernels
 
     @property
     def model(self) -> nn.Module:
@@ -129,6 +133,8 @@ def build_session(
     if strategy.layout == "split":
         _require_split(session)
     if job.data.packing and not _attends_inside_documents(session):
+        if PACKED in session.kernels.taken:
+            session.kernels.leave(PACKED, "a model whose documents are kept apart without a mask")
         _require_isolation(session)
     strategy.reshard()
     return session
@@ -180,6 +186,8 @@ def assemble(
     job, world, precision = strategy.job, strategy.world, strategy.precision
     steps = total_steps(len(train_set), job.batch, epochs=job.epochs, steps=job.steps)
     with connecting():
+        place = KernelPlace(model=loss.model, job=job, device=world.device, precision=precision)
+        kernels = put_in_kernels(place, world_size=world.size)
         strategy.agree(loss)
         strategy.wrap(loss)
     return Session(
@@ -194,6 +202,7 @@ def assemble(
         evaluation_set=evaluation_set,
         order=SampleOrder(num_samples=len(train_set), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed),
         total_steps=steps,
+        kernels=kernels,
     )
 
 
@@ -260,7 +269,8 @@ def _attends_inside_documents(session: Session) -> bool:
     core = base_of(session.model)
     if session.draws_by_sample and drops_attention(core.config):
         return False  # masks of dropout are of whole rows
-    if not documents.keep_apart(core, length=session.job.data.sequence_length):
+    at_once = PACKED in session.kernels.taken
+    if not documents.keep_apart(core, length=session.job.data.sequence_length, at_once=at_once):
         return False
     try:
         if not _leaks(session):

@@ -140,6 +140,7 @@ def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: FailureExit
 def _tell_start(session: Session, progress: TrainingProgress, recorder: Recorder | None) -> None:
     kind, steps, precision = session.job.method.kind, session.total_steps, session.precision.name
     log.info("%s from step %d of %d in %s", kind, progress.step, steps, precision)
+    session.kernels.tell()
     if recorder is not None:
         recorder.event(
             "resumed" if progress.step else "started",
@@ -147,6 +148,7 @@ def _tell_start(session: Session, progress: TrainingProgress, recorder: Recorder
             steps=steps,
             world_size=session.world.size,
             precision=precision,
+            kernels=list(session.kernels.taken),
         )
 
 

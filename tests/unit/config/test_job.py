@@ -59,16 +59,37 @@ def test_defaults_are_those_of_the_resolved_job(folder):
         batch=8,
         micro_batch=1,
         draws="sample",
+        kernels=("auto",),
         open=OPEN,
     )
     assert load(folder, MINIMAL) == expected
 
 
-def test_a_run_of_before_keeps_dropout_by_micro_batch(folder):
+def test_a_run_of_before_keeps_dropout_by_micro_batch_and_the_operators_of_torch(folder):
     written = load(folder, MINIMAL).to_json()
     assert Job.from_json(written).draws == "sample"
-    del written["draws"]
+    assert Job.from_json(written).kernels == ("auto",)
+    del written["draws"], written["kernels"]
     assert Job.from_json(written).draws == "micro_batch"
+    assert Job.from_json(written).kernels == ("torch",)
+
+
+@pytest.mark.parametrize(
+    ("word", "kernels"),
+    [
+        ("torch", ("torch",)),
+        ("packed-attention", ("packed-attention",)),
+        ("[packed-attention, packed-attention]", ("packed-attention",)),
+    ],
+)
+def test_kernels_are_one_word_or_names(folder, word, kernels):
+    assert load(folder, MINIMAL, f"kernels={word}").kernels == kernels
+
+
+def test_auto_beside_the_name_of_a_kernel_is_a_mistake(folder):
+    said = refused(folder, MINIMAL, "kernels=[packed-attention, auto]")
+    assert "expected auto, torch, or names of kernels" in said
+    assert '"auto" beside other words' in said
 
 
 EVERYTHING = """\
@@ -100,6 +121,7 @@ seed: 7
 precision: {compute: fp32, parameters: compute}
 activation_checkpointing: true
 exchange: bf16
+kernels: packed-attention
 optimizer: {kind: adamw-8bit, learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
 schedule: {kind: linear, warmup_steps: 50, warmup_from_zero: true, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}

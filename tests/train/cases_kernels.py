@@ -1,0 +1,249 @@
+"""What each test of test_kernels.py computes, in a process of the pool or in one of its own."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+
+from gangline.errors import UsageError
+from gangline.kernel_table import KERNELS
+from gangline.worker import documents
+from gangline.worker.batch import collate
+from gangline.worker.borders import borders_of
+from gangline.worker.kernels.choice import KernelPlace, put_in_kernels
+from gangline.worker.loss import CausalLoss
+from gangline.worker.precision import agree_precision
+from tests.train.cases_loss import tiny
+from tests.train.small import MemorySet, make_job, make_session, make_world, norms_in_own_dtype, run_loop
+
+LENGTHS = ((5, 1, 9, 3), (18,), (7, 11))
+
+
+def by_formula(query, key, value, starts, *, scale):
+    """Causal attention in each document, one after the other, from softmax(q k) v alone."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    parts = []
+    for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        q, k, v = (each[start:end].transpose(0, 1) for each in (query, key, value))
+        hidden = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(1, 2) * scale).masked_fill(hidden, float("-inf")).softmax(-1)
+        parts.append((weights @ v).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def stand_in(words: str, calls: list):
+    """torch's attention for sequences of any length with the words of a release, computed by the formula."""
+
+    def check(query, key, cu_seq_q, cu_seq_k, max_q, max_k, *, causal, scale=None, gqa=True):
+        assert cu_seq_q is cu_seq_k
+        assert cu_seq_q.dtype is torch.int32
+        assert max_q == max_k == int(cu_seq_q.diff().max())
+        assert causal
+        assert gqa or query.shape[1] == key.shape[1]
+        calls.append(len(cu_seq_q) - 1)
+        return query.shape[-1] ** -0.5 if scale is None else scale
+
+    def of_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):
+        scale = check(query, key, cu_seq_q, cu_seq_k, max_q, max_k, causal=is_causal)
+        return by_formula(query, key, value, cu_seq_q, scale=scale)
+
+    def of_2_11(query, key, value, *borders, return_aux=None, scale=None, window_size=(-1, -1)):
+        scale = check(query, key, *borders, causal=window_size == (-1, 0), scale=scale)
+        return by_formula(query, key, value, borders[0], scale=scale)
+
+    def of_2_13(query, key, value, *borders, scale=None, window_size=(-1, -1), enable_gqa=False):
+        scale = check(query, key, *borders, causal=window_size == (-1, 0), scale=scale, gqa=enable_gqa)
+        return by_formula(query, key, value, borders[0], scale=scale)
+
+    function = {"2.10": of_2_10, "2.11": of_2_11, "2.13": of_2_13}[words]
+    names = {
+        "2.10": {"is_causal", "return_aux"},
+        "2.11": {"return_aux", "scale", "window_size"},
+        "2.13": {"return_aux", "scale", "window_size", "enable_gqa"},
+    }[words]
+    return lambda: (function, frozenset(names))
+
+
+def rows_of(lengths=LENGTHS, *, vocabulary: int = 96, seed: int = 2):
+    """A batch of rows with documents of these lengths."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = []
+    for row in lengths:
+        tokens = torch.randint(vocabulary, (sum(row),), generator=draw).numpy()
+        positions = torch.cat([torch.arange(each) for each in row]).numpy()
+        rows.append(SimpleNamespace(input_ids=tokens, targets=tokens, position_ids=positions))
+    return collate(rows)
+
+
+def loss_and_gradients(model, batch, *, at_once: bool, compute, checkpointing: bool = False):
+    """Of a model that attends inside documents."""
+    assert documents.keep_apart(model, length=64, at_once=at_once)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+    total = CausalLoss(model, compute=compute)(*batch.tensors)
+    total.backward()
+    gradients = torch.cat([weight.grad.flatten().double() for weight in model.parameters()])
+    model.zero_grad()
+    return float(total.detach()), gradients
+
+
+def at_once_and_one_after_the_other(kind: str, *, words: str, checkpointing: bool = False, **changes):
+    """How far all documents in one call are from one call each, with torch's words of a release, in fp64."""
+    norms_in_own_dtype()
+    model, batch, calls = tiny(kind, dtype=torch.float64, **changes), rows_of(), []
+    compute = {"compute": torch.float64, "checkpointing": checkpointing}
+    expected, there = loss_and_gradients(model, batch, at_once=False, **compute)
+    with (
+        patch.object(documents, "_varlen_attention", stand_in(words, calls)),
+        patch.object(documents, "SIXTEEN_BITS", (torch.float64,)),
+    ):
+        total, here = loss_and_gradients(model, batch, at_once=True, **compute)
+    return {
+        "loss": abs(total / expected - 1),
+        "gradients": float((here - there).norm() / there.norm()),
+        "calls": calls,
+    }
+
+
+def does_without(**changes):
+    """How many calls of it a layer makes that it does not fit, and whether attention is right."""
+    attention = SimpleNamespace(is_causal=True, num_key_value_groups=1)
+    positions = torch.cat([torch.arange(3), torch.arange(4)])[None]
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 7, 16, dtype=torch.bfloat16) for _ in range(3))
+    if size := changes.pop("value_size", None):
+        value = torch.randn(1, 2, 7, size, dtype=torch.bfloat16)
+    dtype = getattr(torch, changes.pop("dtype", "bfloat16"))
+    tensors, calls = [each.to(dtype) for each in (query, key, value)], []
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(documents, "_varlen_attention", stand_in("2.13", calls)))
+        found, _ = documents.attend_at_once(attention, *tensors, None, position_ids=positions, **changes)
+    expected, _ = documents.attend(attention, *tensors, None, position_ids=positions, **changes)
+    return {"calls": len(calls), "same": torch.allclose(found.float(), expected.float(), atol=0.02)}
+
+
+def under_autocast():
+    """The dtype in which weights of fp32 attend under autocast."""
+    seen = []
+
+    def watch():
+        def attention(query, key, value, *borders, scale=None, window_size=(-1, -1), enable_gqa=False):
+            seen.extend([query.dtype, key.dtype, value.dtype])
+            return by_formula(query, key, value, borders[0], scale=scale)
+
+        return attention, frozenset({"scale", "window_size", "enable_gqa"})
+
+    model, batch = tiny("llama"), rows_of()
+    with patch.object(documents, "_varlen_attention", watch), torch.autocast("cpu", dtype=torch.bfloat16):
+        loss_and_gradients(model, batch, at_once=True, compute=torch.bfloat16)
+    return sorted({str(each) for each in seen})
+
+
+def borders_on_another_device():
+    """What is known of the borders of a batch whose device cannot be asked: that of tensors without numbers."""
+    moved = rows_of().to(torch.device("meta"))
+    found = borders_of(moved.position_ids, rows=3)
+    return {"lengths": found.lengths, "starts": found.starts.tolist(), "longest": found.longest}
+
+
+def place_of(job, *, device: str = "cpu", model=None):
+    """Where kernels are put in, with a small model unless there is one."""
+    where = torch.device(device)
+    precision = agree_precision(job, torch.device("cpu"), world_size=1)
+    return KernelPlace(model=model or tiny("llama"), job=job, device=where, precision=precision)
+
+
+def chosen(kernels: list[str], *, packing: bool = True):
+    """What a job takes on a processor, or what it is told."""
+    job = make_job(precision="bf16", kernels=tuple(kernels))
+    job = replace(job, data=replace(job.data, packing=packing))
+    try:
+        found = put_in_kernels(place_of(job), world_size=1)
+    except UsageError as error:
+        return {"said": (error.what, error.seen, error.fix)}
+    return {"taken": found.taken, "left": found.left}
+
+
+def of_a_session(kernels: list[str]):
+    """The kernels of a whole session, and how its losses begin."""
+    job = make_job(steps=2, kernels=tuple(kernels))
+    session = make_session(job, make_world([10], rank=0), num_samples=20)
+    _, found = run_loop(session)
+    return {"left": session.kernels.left, "losses": [loss for _, loss, _ in found.steps], "names": list(KERNELS)}
+
+
+def attention_of_a_card(*, heads: int, kv_heads: int, size: int, dtype: str):
+    """One call for all documents against a call for each, on a card: outputs and gradients, relative to their norms."""
+    device, compute = torch.device("cuda"), getattr(torch, dtype)
+    lengths = ((700, 1, 300, 23), (1024,), (64, 960))
+    batch = rows_of(lengths).to(device)
+    attention = SimpleNamespace(is_causal=True, num_key_value_groups=heads // kv_heads)
+    torch.manual_seed(0)
+    shapes = ((3, heads, 1024, size), (3, kv_heads, 1024, size), (3, kv_heads, 1024, size))
+    leaves = [torch.randn(shape, device=device, dtype=compute, requires_grad=True) for shape in shapes]
+    weights = torch.randn(3, 1024, heads, size, device=device, dtype=compute)
+    found, calls, own = [], [], documents.varlen
+
+    def counted(*tensors, **options):
+        calls.append(1)
+        return own(*tensors, **options)
+
+    with patch.object(documents, "varlen", counted):
+        for function in (documents.attend, documents.attend_at_once):
+            out, _ = function(attention, *leaves, None, position_ids=batch.position_ids, scaling=0.2)
+            found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)])
+    apart = [float((one - two).float().norm() / one.float().norm()) for one, two in zip(*found, strict=True)]
+    return {"apart": apart, "calls": len(calls)}
+
+
+def steps_of_a_card(kernels: list[str], *, precision: str = "bf16", method: str = "full", **changes):
+    """Losses of packed rows on a card, the kernels, and whether a step's attention waits for the card."""
+    job = make_job(method=method, precision=precision, steps=8, dropout=0.0, kernels=tuple(kernels), **changes)
+    job = replace(job, data=replace(job.data, packing=True, sequence_length=64))
+    session = make_session(job, make_world([10], rank=0, device="cuda"), packed=True)
+    _, found = run_loop(session)
+    return {
+        "losses": [loss for _, loss, _ in found.steps],
+        "taken": session.kernels.taken,
+        "left": session.kernels.left,
+    }
+
+
+def attention_without_waiting():
+    """Forward and backward of packed rows on a card where every wait for it is an error."""
+    device = torch.device("cuda")
+    model = tiny("llama", dtype=torch.bfloat16).to(device)
+    batch = collate([MemorySet(4, seed=3, packed=True).sample(index) for index in range(4)])
+    loss_and_gradients(model, batch.to(device), at_once=True, compute=torch.bfloat16)
+    loss = CausalLoss(model, compute=torch.bfloat16)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moved = batch.to(device)
+        loss(*moved.tensors).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return bool(torch.isfinite(next(model.parameters()).grad).all())
+
+
+def dense_attention_of(kind: str):
+    """Whether rows of one document keep torch's plain attention, which has faster kernels for them."""
+    calls, plain, own = [], [], F.scaled_dot_product_attention
+
+    def watched(*tensors, **options):
+        plain.append(1)
+        return own(*tensors, **options)
+
+    model = tiny(kind, dtype=torch.float64)
+    with (
+        patch.object(documents, "_varlen_attention", stand_in("2.13", calls)),
+        patch.object(documents, "SIXTEEN_BITS", (torch.float64,)),
+        patch.object(F, "scaled_dot_product_attention", watched),
+    ):
+        loss_and_gradients(model, rows_of(((9,), (9,))), at_once=True, compute=torch.float64)
+    return {"calls": len(calls), "plain": bool(plain)}
