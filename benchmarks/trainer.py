@@ -1,12 +1,12 @@
 """Tokens per second and peak memory of gangline's loop against HF Trainer, on the same model, rows and threads.
 
     python -m benchmarks.trainer                       both CPU cases, 5 rounds, about 5 minutes on 2 cores
-    python -m benchmarks.trainer --suite gpu           Llama-3.2-1B and Llama-3-8B shapes on one GPU; also TRL and Liger
     python -m benchmarks.trainer --suite tiny          the code paths of all cases, in a minute
 
 Every measurement is a process of its own; the sides alternate within a round. Each gives one JSON line in --out, and
 a file that has lines already is continued. The last thing printed is a table in Markdown. Exit status: 1 when the
 losses of two sides differ (their figures then mean nothing), 2 when the machine is too busy to measure.
+On a GPU: `benchmarks.speed_table`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def missing(case: Case, side: str) -> str | None:
     """Why a side of a case cannot be measured here, or None."""
     if case.device == "cuda" and not _has_cuda():
         return "no CUDA device on this machine"
-    wanted = {"trl": side.startswith("trl"), "liger_kernel": side.endswith("liger"), "peft": case.method == "lora"}
+    if case.device == "cpu" and side.endswith("liger"):
+        return "Liger's kernels need a GPU"
+    wanted = {"trl": side.startswith("trl"), "liger_kernel": side.endswith("liger"), "peft": case.method != "full"}
+    wanted["bitsandbytes"] = case.method == "qlora"
     absent = [name for name, is_wanted in wanted.items() if is_wanted and find_spec(name) is None]
     return f"not installed: {', '.join(absent)}" if absent else None
 
@@ -138,7 +141,7 @@ def _measure(case: Case, side: str, *, round_number: int, settings: Settings) ->
         "others": round(share, 3),
         "loaded": settings.loaded or share > MAX_OTHERS,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": _versions(),
+        "versions": versions(),
     }
     with settings.out.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line) + "\n")
@@ -211,9 +214,10 @@ def _has_cuda() -> bool:
     return tool is not None and b"GPU" in subprocess.run([tool, "-L"], check=False, capture_output=True).stdout
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of what takes part."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "trl", "liger_kernel"):
+    for name in ("torch", "transformers", "peft", "trl", "liger_kernel", "triton", "bitsandbytes"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -1,22 +1,24 @@
-"""The cases of the trainer benchmark: which model, which rows, how many steps, and who takes part."""
+"""The cases of the trainer benchmark and of the speed table: which model, which rows, how many steps, and who."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 SIDES = ("ours", "hf", "hf-liger", "trl", "trl-liger")
 """`ours` is gangline's Loop; the others are HF Trainer and TRL's SFTTrainer, with and without Liger's kernels."""
 
 RANK, ALPHA = 16, 32
-LEARNING_RATE, CLIP_NORM, SEED = 2e-4, 1.0, 7
+CLIP_NORM, SEED = 1.0, 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A Llama with random weights."""
+    """A decoder with random weights."""
 
     name: str
+    family: Literal["llama", "qwen3", "qwen3_moe"] = "llama"
+    """transformers' model_type."""
     hidden: int
     intermediate: int
     layers: int
@@ -24,6 +26,10 @@ class Shape:
     kv_heads: int
     vocabulary: int
     tied: bool = False
+    experts: int = 0
+    """In every layer, each with `intermediate` numbers inside; 0: one block that all tokens go through."""
+    active_experts: int = 0
+    """Through which a token goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +38,7 @@ class Case:
 
     name: str
     shape: Shape
-    method: Literal["full", "lora"]
+    method: Literal["full", "lora", "qlora"]
     packed: bool
     """Rows full of several documents, loss on all tokens; else prompt and completion, of unequal length."""
     sequence_length: int
@@ -45,7 +51,14 @@ class Case:
     pure: bool = False
     """Trained weights, gradients and optimizer states in the compute dtype, without autocast."""
     device: Literal["cpu", "cuda"] = "cpu"
+    recompute: bool = False
+    """Activations are computed again in backward (gradient checkpointing, not reentrant, every layer)."""
+    drawn: bool = False
+    """Each side draws the weights on the device; else it reads them from a folder."""
+    learning_rate: float = 2e-4
     sides: tuple[str, ...] = ("ours", "hf")
+    expected_s: float = 0.0
+    """What one side takes on an H200, about: a row of the speed table is not begun with less time left."""
 
     @property
     def batch(self) -> int:
@@ -71,6 +84,29 @@ LLAMA_1B = Shape(
     tied=True,
 )
 LLAMA_8B = Shape(name="llama-3-8b", hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, vocabulary=128256)
+QWEN3_8B = Shape(
+    name="qwen3-8b",
+    family="qwen3",
+    hidden=4096,
+    intermediate=12288,
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    vocabulary=151936,
+)
+QWEN3_MOE_2B = Shape(
+    name="qwen3-moe-2b",
+    family="qwen3_moe",
+    hidden=1024,
+    intermediate=512,
+    layers=16,
+    heads=16,
+    kv_heads=8,
+    vocabulary=151936,
+    experts=64,
+    active_experts=8,
+)
+"""1.6 billion weights in experts, as small as Qwen3-30B-A3B's are against its hidden size."""
 
 CPU_CASES = (
     Case(
@@ -98,30 +134,57 @@ CPU_CASES = (
 )
 
 
-def _gpu_case(name: str, shape: Shape, *, length: int, micro_batch: int, accumulation: int) -> Case:
+TABLE_SIDES = ("ours", "trl-liger", "hf")
+
+
+def _table_row(  # noqa: PLR0913 - a row of a table
+    name: str,
+    shape: Shape,
+    *,
+    expected_s: float,
+    length: int = 2048,
+    accumulation: int = 1,
+    recompute: bool = False,
+    sides: tuple[str, ...] = TABLE_SIDES,
+) -> Case:
+    """A row of the speed table: micro-batches of 8,192 tokens in packed rows of `length`."""
+    method: Literal["full", "lora", "qlora"] = "full"
+    if "lora" in name:
+        method = "qlora" if "qlora" in name else "lora"
     return Case(
-        name=f"{name}-{length}",
+        name=name,
         shape=shape,
-        method="lora" if name.endswith("lora") else "full",
+        method=method,
         packed=True,
         sequence_length=length,
-        micro_batch=micro_batch,
+        micro_batch=8192 // length,
         accumulation=accumulation,
-        steps=13,
-        warmup_steps=3,
+        steps=8,
+        warmup_steps=2,
         precision="bf16",
-        pure=name.endswith("full"),
+        pure=method == "full",
         device="cuda",
-        sides=SIDES,
+        recompute=recompute,
+        drawn=True,
+        learning_rate=2e-5 if method == "full" else 2e-4,
+        sides=sides,
+        expected_s=expected_s,
     )
 
 
-GPU_CASES = (
-    _gpu_case("1b-lora", LLAMA_1B, length=2048, micro_batch=4, accumulation=2),
-    _gpu_case("1b-full", LLAMA_1B, length=2048, micro_batch=4, accumulation=2),
-    _gpu_case("8b-lora", LLAMA_8B, length=4096, micro_batch=1, accumulation=4),
-    _gpu_case("8b-full", LLAMA_8B, length=4096, micro_batch=1, accumulation=4),
+TABLE = (
+    _table_row("1b-lora-2048", LLAMA_1B, accumulation=2, expected_s=8),
+    _table_row("8b-lora-2048", LLAMA_8B, expected_s=16),
+    _table_row("8b-qlora-2048", LLAMA_8B, expected_s=20),
+    _table_row("1b-full-2048", LLAMA_1B, accumulation=2, expected_s=8),
+    _table_row("qwen3-8b-lora-2048", QWEN3_8B, expected_s=16),
+    _table_row("moe-lora-2048", QWEN3_MOE_2B, accumulation=2, expected_s=12),
+    _table_row("8b-lora-8192", LLAMA_8B, expected_s=16, length=8192),
+    _table_row("8b-full-2048", LLAMA_8B, expected_s=20, recompute=True),
+    _table_row("1b-lora-8192", LLAMA_1B, length=8192, accumulation=2, expected_s=8),
+    _table_row("8b-lora-8192-recompute", LLAMA_8B, length=8192, recompute=True, expected_s=18),
 )
+"""The speed table, in the order of worth."""
 
 
 def _tiny_case(name: str, *, packed: bool = True, pure: bool = False, precision: Literal["fp32", "bf16"]) -> Case:
@@ -149,5 +212,18 @@ TINY_CASES = (
     _tiny_case("full-bf16", precision="bf16", pure=True),
 )
 
-SUITES = {"cpu": CPU_CASES, "gpu": GPU_CASES, "tiny": TINY_CASES}
-CASES = {case.name: case for suite in SUITES.values() for case in suite}
+
+def _tiny_row(row: Case) -> Case:
+    """The code path of a row of the speed table, in seconds on a CPU."""
+    experts = {"experts": 8, "active_experts": 2, "intermediate": 32} if row.shape.experts else {}
+    shape = replace(TINY, name=f"tiny-{row.shape.name}", family=row.shape.family, **experts)
+    size = {"sequence_length": 64, "micro_batch": 2, "steps": 4, "warmup_steps": 1}
+    sides = ("ours", "trl", "hf")
+    return replace(row, name=f"tiny-{row.name}", shape=shape, device="cpu", expected_s=3, sides=sides, **size)
+
+
+TINY_TABLE = tuple(map(_tiny_row, TABLE))
+
+SUITES = {"cpu": CPU_CASES, "tiny": TINY_CASES}
+TABLES = {"card": TABLE, "tiny": TINY_TABLE}
+CASES = {case.name: case for suite in (*SUITES.values(), *TABLES.values()) for case in suite}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from torch import nn
 
 from benchmarks.trainer_cases import SEED, Case, Shape
 from gangline.worker.batch import SampleOrder, TokenSource
@@ -56,32 +60,87 @@ class InOrder(torch.utils.data.Dataset):
         return row | {"position_ids": sample.position_ids.tolist()} if self._packed else row
 
 
+def document_lengths(source: TokenSource, samples: np.ndarray) -> np.ndarray:
+    """Tokens of every document in these samples: what attention has to look at."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for sample in (source.sample(int(index)) for index in samples):
+        borders = np.flatnonzero(np.asarray(sample.position_ids) == 0)
+        found.append(np.diff(np.append(borders, len(sample.position_ids))))
+    return np.concatenate(found)
+
+
 def stack(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """Packed rows, all full, as one batch. No attention mask: with one, transformers ignores the borders."""
     return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
 
 
 def _write_model(folder: Path, case: Case) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
+
+    config = _config(case)
+    if case.drawn:
+        config.save_pretrained(folder)
+    else:
+        torch.manual_seed(SEED)
+        with torch.device(case.device):
+            model = LlamaForCausalLM(config)
+        model.to(torch.bfloat16 if case.precision == "bf16" else torch.float32).save_pretrained(folder)
+    _write_tokenizer(folder, case.shape)
+    (folder / "model.done").touch()
+
+
+def _config(case: Case) -> Any:
+    from transformers import AutoConfig
 
     shape = case.shape
-    config = LlamaConfig(
+    experts: dict[str, Any] = {}
+    if shape.experts:
+        experts = {"num_experts": shape.experts, "num_experts_per_tok": shape.active_experts}
+        experts |= {"moe_intermediate_size": shape.intermediate, "router_aux_loss_coef": 0.0}  # else TRL adds it
+    return AutoConfig.for_model(
+        shape.family,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
+        head_dim=shape.hidden // shape.heads,
         vocab_size=shape.vocabulary,
         tie_word_embeddings=shape.tied,
         max_position_embeddings=max(8192, case.sequence_length),
         pad_token_id=0,
+        **experts,
     )
-    torch.manual_seed(SEED)
-    with torch.device(case.device):
-        model = LlamaForCausalLM(config)
-    model.to(torch.bfloat16 if case.precision == "bf16" else torch.float32).save_pretrained(folder)
-    _write_tokenizer(folder, shape)
-    (folder / "model.done").touch()
+
+
+@contextmanager
+def drawing(case: Case, dtype: torch.dtype) -> Iterator[None]:
+    """Whoever asks transformers for a fresh model gets one whose weights are drawn on the case's device.
+
+    They are the same for every side, whatever it has drawn before, and of `dtype`, whatever it asks for.
+    """
+    from transformers import AutoModelForCausalLM
+
+    original = AutoModelForCausalLM.from_config
+
+    def draw(config: Any, **options: Any) -> Any:
+        with torch.device(case.device):
+            model = original(config, **(options | {"dtype": dtype}))
+        fill(model)
+        return model
+
+    with mock.patch.object(AutoModelForCausalLM, "from_config", draw):
+        yield
+
+
+@torch.no_grad()
+def fill(model: nn.Module) -> None:
+    """Draw all matrices of a model anew, in the order of their names, with a generator of their own."""
+    parameters = dict(model.named_parameters())
+    draws = torch.Generator(device=next(iter(parameters.values())).device).manual_seed(SEED)
+    for name in sorted(parameters):
+        if parameters[name].ndim > 1:
+            parameters[name].normal_(0.0, 0.02, generator=draws)
 
 
 def _write_tokenizer(folder: Path, shape: Shape) -> None:

@@ -14,15 +14,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.trainer_cases import CASES, SEED, Case
-from benchmarks.trainer_inputs import InOrder, open_rows, prepare, stack
+from benchmarks.trainer_inputs import InOrder, document_lengths, open_rows, prepare, stack
 from benchmarks.trainer_sides import Clock, load_side
 from gangline.worker.batch import SampleOrder
-from gangline.worker.pace import step_flops
 
 
 class Memory:
@@ -62,12 +62,13 @@ def measure(case: Case, side: str, folder: Path) -> dict[str, Any]:
     memory, clock = Memory(case.device), Clock(case)
     model, mean_loss = train(case, folder, clock)
     peak_bytes = memory.peak_bytes()
-    tokens, flops = _work(case, model, folder)
+    tokens, flops = _work(case, folder)
     return {
         "tokens_per_s": round(tokens / clock.duration_s, 2),
         "flops_per_s": flops / clock.duration_s,
         "duration_s": round(clock.duration_s, 4),
         "cpu_s": round(clock.cpu_s, 4),
+        "step_s": [round(seconds, 5) for seconds in clock.step_s()],
         "tokens": tokens,
         "peak_bytes": peak_bytes,
         "start_bytes": memory.start_bytes,
@@ -90,13 +91,28 @@ def final_loss(case: Case, model: nn.Module, folder: Path) -> float:
     return float(F.cross_entropy(logits[0, :-1].float(), labels[0, 1:]))
 
 
-def _work(case: Case, model: nn.Module, folder: Path) -> tuple[int, float]:
+def _work(case: Case, folder: Path) -> tuple[int, float]:
     """Tokens (without padding) and model FLOPs of the timed steps; the same for every side."""
     rows = open_rows(folder, case)
     order = SampleOrder(num_samples=len(rows), batch=case.batch, micro_batch=case.micro_batch, seed=SEED)
-    lengths = [rows.lengths[order.samples(step)] for step in range(case.warmup_steps, case.steps)]
-    flops = sum(step_flops(model, step_lengths, full=case.method == "full") for step_lengths in lengths)
-    return int(sum(step_lengths.sum() for step_lengths in lengths)), flops
+    steps = range(case.warmup_steps, case.steps)
+    tokens = sum(int(rows.lengths[order.samples(step)].sum()) for step in steps)
+    return tokens, sum(model_flops(case, document_lengths(rows, order.samples(step))) for step in steps)
+
+
+def model_flops(case: Case, lengths: np.ndarray) -> float:
+    """FLOPs that documents of these lengths need, as `gangline.worker.pace.step_flops` counts them.
+
+    Without adapters and recomputation. Of experts those count through which a token goes; attention counts inside of
+    documents, as a whole square.
+    """
+    shape = case.shape
+    attention = 2 * shape.hidden * shape.hidden * (1 + shape.kv_heads / shape.heads)
+    inner = 3 * shape.hidden * shape.intermediate * (shape.active_experts or 1) + shape.hidden * shape.experts
+    weights = shape.layers * (attention + inner) + shape.vocabulary * shape.hidden
+    squares = float((lengths.astype(np.float64) ** 2).sum())
+    passes = 3 if case.method == "full" else 2
+    return passes * (2.0 * weights * float(lengths.sum()) + 4.0 * shape.layers * shape.hidden * squares)
 
 
 def main(argv: list[str]) -> None:

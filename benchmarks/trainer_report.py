@@ -43,11 +43,69 @@ def markdown(lines: Iterable[Line]) -> str:
 
 def check_losses(lines: Sequence[Line]) -> None:
     """Raise LossesDiffer unless all measurements of one case have the same mean and final loss."""
-    for name in ("mean_loss", "final_loss"):
+    for name in ("mean_loss", "final_loss") if lines else ():
         values = {f"{line['side']} round {line['round']}": line[name] for line in lines}
         tolerance = CASES[lines[0]["case"]].loss_tolerance
         if not max(values.values()) - min(values.values()) <= tolerance:
             raise LossesDiffer(f"case {lines[0]['case']}: {name} differs by more than {tolerance}: {values}")
+
+
+SPEED_COLUMNS = (
+    "row",
+    "side",
+    "tokens/s",
+    "ours / side",
+    "MFU",
+    "slowest step / median",
+    "peak memory, GiB",
+    "processor",
+    "mean loss",
+    "final loss",
+)
+
+
+def speed_markdown(lines: Iterable[Line]) -> str:
+    """The speed table, one row per side; sides that failed, and rows whose losses differ, say so."""
+    lines = list(lines)
+    rows = [f"| {' | '.join(SPEED_COLUMNS)} |", "|---" * len(SPEED_COLUMNS) + "|"]
+    notes = []
+    for name in dict.fromkeys(line["case"] for line in lines):
+        found = [line for line in lines if line["case"] == name]
+        good = [line for line in found if "error" not in line]
+        try:
+            check_losses(good)
+            ours = [line for line in good if line["side"] == "ours"]
+        except LossesDiffer as error:
+            notes.append(f"invalid: {error}")
+            ours = []
+        for side in dict.fromkeys(line["side"] for line in found):
+            own = [line for line in good if line["side"] == side]
+            failed = next((line["error"] for line in found if line["side"] == side and "error" in line), "")
+            rows.append(_speed_row(own, ours) if own else f"| {name} | {side} | {failed} |" + " |" * 7)
+    for line in [line for line in lines if "error" not in line][:1]:
+        named = ", ".join(f"{package} {number}" for package, number in line["versions"].items())
+        notes.append(f"{line['device']}, commit {line['commit']}, {named}.")
+    return "\n".join([*rows, "", *notes])
+
+
+def _speed_row(lines: list[Line], ours: list[Line]) -> str:
+    speeds = {line["round"]: line["tokens_per_s"] for line in ours}
+    is_ours = lines[0]["side"] == "ours"
+    ratios = [speeds[line["round"]] / line["tokens_per_s"] for line in lines if line["round"] in speeds]
+    uneven = [max(line["step_s"]) / median(line["step_s"]) for line in lines if line["step_s"]]
+    cells = [
+        lines[0]["case"],
+        lines[0]["side"],
+        f"{median(line['tokens_per_s'] for line in lines):,.0f}",
+        "" if is_ours or not ratios else f"{median(ratios):.3f}",
+        _utilisation(lines),
+        f"{max(uneven):.2f}" if uneven else "-",
+        f"{median(line['peak_bytes'] for line in lines) / (1 << 30):.2f}",
+        f"{100 * median(line['cpu_s'] / line['duration_s'] for line in lines):.0f} %",
+        f"{median(line['mean_loss'] for line in lines):.4f}",
+        f"{median(line['final_loss'] for line in lines):.4f}",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def _case_rows(lines: list[Line]) -> list[str]:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.trainer_cases import ALPHA, CLIP_NORM, LEARNING_RATE, RANK, SEED, Case
-from benchmarks.trainer_inputs import InOrder, model_folder, open_rows, stack
+from benchmarks.trainer_cases import ALPHA, CLIP_NORM, RANK, SEED, Case
+from benchmarks.trainer_inputs import InOrder, drawing, model_folder, open_rows, stack
 
 Trained = tuple[nn.Module, float]
 """The model afterwards, and its mean loss over all steps."""
+PROFILED_STEPS = 2
 
 
 class Clock:
     """Times the steps after the warm-up; the device is idle at both ends."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, profiler: Any = None) -> None:
+        """profiler: of torch, which is on while the first PROFILED_STEPS after the warm-up run."""
         self._case = case
+        self._profiler = profiler
         self._step = 0
         self._started = self._ended = (0.0, 0.0)
+        self.marks: list[torch.cuda.Event] = []
+        """On a GPU: when it had done what each of the timed steps, and the last untimed one, gave it to do."""
 
     @property
     def duration_s(self) -> float:
@@ -39,10 +46,30 @@ class Clock:
     def tick(self) -> None:
         """A step is done, with all that the trainer writes about it."""
         self._step += 1
+        on_card = self._case.device == "cuda"
+        if on_card and self._step >= self._case.warmup_steps:
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
         if self._step in (self._case.warmup_steps, self._case.steps):
+            if on_card:
+                torch.cuda.synchronize()
+            if on_card and self._step == self._case.warmup_steps:
+                torch.cuda.reset_peak_memory_stats()  # not of loading and quantising
+            self._started, self._ended = self._ended, (time.perf_counter(), time.process_time())
+        if self._profiler is not None:
+            self._profile(self._step - self._case.warmup_steps)
+
+    def _profile(self, done: int) -> None:
+        if done == 0:
+            self._profiler.start()
+        if done == PROFILED_STEPS:
             if self._case.device == "cuda":
                 torch.cuda.synchronize()
-            self._started, self._ended = self._ended, (time.perf_counter(), time.process_time())
+            self._profiler.stop()
+
+    def step_s(self) -> list[float]:
+        """Seconds of every timed step on the device; on a CPU nothing."""
+        return [before.elapsed_time(after) / 1000 for before, after in itertools.pairwise(self.marks)]
 
 
 def load_side(side: str) -> Callable[[Case, Path, Clock], Trained]:
@@ -95,7 +122,8 @@ def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
     world = ProcessGroup(gang=gang, rank=0, device=torch.device(case.device))
     layout = RunLayout(folder, gang.run_id)
     recorder = Timed(job, layout, world)
-    session = build_session(job, world, train_set=open_rows(folder, case), evaluation_set=None)
+    with drawing(case, _weights_dtype(case)) if case.drawn else nullcontext():
+        session = build_session(job, world, train_set=open_rows(folder, case), evaluation_set=None)
     phase = PhaseFile(layout.folder / "rank-0.phase")
     Loop(session, RunIO(recorder=recorder, saver=None, stop=StopFlag(), phase=phase), TrainingProgress()).run()
     recorder.close()
@@ -107,7 +135,7 @@ def _job(case: Case, folder: Path) -> Any:
 
     return Job(
         name=case.name,
-        model=ModelJob(path=str(model_folder(folder, case))),
+        model=ModelJob(path=str(model_folder(folder, case)), start="random" if case.drawn else "pretrained"),
         method=MethodJob(kind=case.method, rank=RANK, alpha=ALPHA),
         data=DataJob(train=SourceJob(), packing=case.packed, sequence_length=case.sequence_length),
         batch=case.batch,
@@ -117,7 +145,8 @@ def _job(case: Case, folder: Path) -> Any:
         seed=SEED,
         precision=case.precision,
         parameters="compute" if case.pure else "auto",
-        optimizer=OptimizerJob(learning_rate=LEARNING_RATE, clip_norm=CLIP_NORM),
+        activation_checkpointing=case.recompute,
+        optimizer=OptimizerJob(learning_rate=case.learning_rate, clip_norm=CLIP_NORM),
         schedule=ScheduleJob(kind="constant"),
     )
 
@@ -166,13 +195,14 @@ def _arguments(case: Case, folder: Path, *, liger: bool) -> dict[str, Any]:
         "max_steps": case.steps,
         "per_device_train_batch_size": case.micro_batch,
         "gradient_accumulation_steps": case.accumulation,
-        "learning_rate": LEARNING_RATE,
+        "learning_rate": case.learning_rate,
         "lr_scheduler_type": "constant",
         "max_grad_norm": CLIP_NORM,
         "optim": "adamw_torch_fused",
         "weight_decay": 0.0,
         "bf16": case.precision == "bf16" and not case.pure,
-        "gradient_checkpointing": False,
+        "gradient_checkpointing": case.recompute,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if case.recompute else None,
         "use_cache": False,
         "use_liger_kernel": liger,
         "average_tokens_across_devices": True,
@@ -210,21 +240,54 @@ def _ticks(clock: Clock) -> Any:
     return Ticks()
 
 
+def _weights_dtype(case: Case) -> torch.dtype:
+    """Of weights as they are loaded."""
+    frozen_or_pure = case.method != "full" or case.pure
+    return torch.bfloat16 if case.precision == "bf16" and frozen_or_pure else torch.float32
+
+
 def _model(case: Case, folder: Path) -> nn.Module:
     """The model as our side loads it: the same dtypes, the same first adapters."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    frozen_or_pure = case.method == "lora" or case.pure
-    dtype = torch.bfloat16 if case.precision == "bf16" and frozen_or_pure else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(model_folder(folder, case), dtype=dtype)
+    path, dtype = model_folder(folder, case), _weights_dtype(case)
+    if case.drawn:
+        with drawing(case, dtype):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    else:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     model.config.use_cache = False
+    if case.method == "qlora":
+        _to_four_bits(model, device=case.device)
     model.to(case.device)
     if case.method == "full":
         return model
     torch.manual_seed(SEED)
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(model, config)
+
+
+def _to_four_bits(model: Any, *, device: str) -> None:
+    """Put bitsandbytes' linears in place of those inside the layers, as transformers loads them: NF4, scales, too."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    head = model.get_output_embeddings()
+    linears = [
+        (parent, key, child)
+        for parent in model.modules()
+        for key, child in parent.named_children()
+        if type(child) is nn.Linear and child is not head
+    ]
+    how = {"compress_statistics": True, "quant_type": "nf4"}
+    for parent, key, linear in linears:
+        made = Linear4bit(
+            linear.in_features, linear.out_features, bias=False, compute_dtype=torch.bfloat16, device="meta", **how
+        )
+        made.weight = Params4bit(linear.weight.data, requires_grad=False, module=made, **how)
+        linear.weight = None
+        setattr(parent, key, made.to(device))
+    model.is_loaded_in_4bit = True
 
 
 def _collator(case: Case, folder: Path) -> Callable[[list[Any]], Any]:

@@ -62,14 +62,11 @@ CASES = (
         shows="our loop and HF Trainer have the same losses on a GPU",
     ),
     Case(
-        name="trainer",
-        argv=(
-            *("{python}", "-m", "benchmarks.trainer", "--suite", "gpu", "--rounds", "3"),
-            *("--loaded-ok", "--out", "{out}/trainer.jsonl"),
-        ),
-        expected_s=420,
-        limit_s=1200,
-        shows="tokens per second and peak memory of our loop beside HF Trainer's",
+        name="speed-table",
+        argv=("{python}", "-m", "benchmarks.speed_table", "--seconds", "170", "--out", "{out}/speed_table.jsonl"),
+        expected_s=175,
+        limit_s=240,
+        shows="tokens per second, MFU, peak memory and losses of our loop beside TRL with Liger and HF Trainer",
     ),
     _tests(
         "contract",

@@ -1,11 +1,21 @@
 """Sides of the trainer benchmark on tiny models, for a process of their own."""
 
+import contextlib
 import dataclasses
+import io
+import os
+import time
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
+
+from benchmarks import speed_table, trainer_measure
 from benchmarks.trainer_cases import CASES
-from benchmarks.trainer_inputs import open_rows, prepare
-from benchmarks.trainer_measure import measure
+from benchmarks.trainer_inputs import model_folder, open_rows, prepare
+from benchmarks.trainer_measure import measure, model_flops
+from benchmarks.trainer_profile import profile
+from gangline.worker.pace import step_flops
 
 
 def both_sides(*, name: str, folder: str, device: str = "cpu") -> list[dict]:
@@ -22,3 +32,41 @@ def rows(*, name: str, folder: str) -> dict:
     source = open_rows(Path(folder), CASES[name])
     documents = [int((source.sample(index).position_ids == 0).sum()) for index in range(len(source))]
     return {"lengths": source.lengths.tolist(), "documents": documents}
+
+
+def table(*, words: list[str]) -> dict:
+    """The speed table with these words: what it printed, and its exit status."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        code = speed_table.main(words)
+    return {"code": code, "text": text.getvalue()}
+
+
+def failing_measurement(*, folder: str) -> dict:
+    """What children give back that raise, die and hang."""
+    ways = {"raised": lambda *_: {}["key"], "died": lambda *_: os._exit(3), "hung": lambda *_: time.sleep(60)}
+    found = {}
+    for name, way in ways.items():
+        seconds = 1.0 if name == "hung" else 100.0
+        children = speed_table.Children(Path(folder), until=time.monotonic() + seconds)
+        with mock.patch.object(trainer_measure, "measure", way):
+            found[name] = children.call("measure", CASES["tiny-full"], "ours")
+    return found
+
+
+def flops(*, name: str, folder: str) -> dict:
+    """FLOPs of three documents by the benchmark's count, and by the loop's."""
+    from transformers import AutoModelForCausalLM
+
+    case = CASES[name]
+    prepare(Path(folder), case)
+    model = AutoModelForCausalLM.from_pretrained(model_folder(Path(folder), case))
+    lengths = np.array([64, 32, 17])
+    return {"row": model_flops(case, lengths), "loop": step_flops(model, lengths, full=True)}
+
+
+def profiled(*, name: str, folder: str) -> str:
+    """The text of a profile."""
+    prepare(Path(folder), CASES[name])
+    out = Path(folder) / "profile"
+    profile(CASES[name], Path(folder), out)
+    return out.read_text()

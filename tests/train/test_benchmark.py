@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks import trainer
 from benchmarks.trainer_cases import CASES
-from benchmarks.trainer_report import LossesDiffer, check_losses, markdown
+from benchmarks.trainer_profile import report
+from benchmarks.trainer_report import LossesDiffer, check_losses, markdown, speed_markdown
 from tests.train import cases_benchmark
 
 pytestmark = pytest.mark.rotating
@@ -89,17 +90,75 @@ def test_a_busy_machine_is_refused(tmp_path, capsys):
     assert not (tmp_path / "lines").exists()
 
 
-def test_the_gpu_cases_are_skipped_visibly_without_a_gpu(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert trainer.main(["--suite", "gpu", "--loaded-ok", "--out", str(tmp_path / "lines")]) == 0
-    told = capsys.readouterr().out
-    assert told.count("no CUDA device on this machine") == 4 * 5
-    assert "nothing was measured" in told
-
-
 def test_a_finished_benchmark_is_only_reported_again(tmp_path, capsys):
     out = tmp_path / "lines"
     out.write_text("".join(json.dumps(line(side)) + "\n" for side in ("ours", "hf")))
     arguments = ["--cases", "full", "--rounds", "1", "--threads", "2", "--loaded-ok", "--out", str(out)]
     assert trainer.main(arguments) == 0
     assert "| full | hf |" in capsys.readouterr().out
+
+
+def speed_line(side, **changes):
+    more = {"step_s": [0.1, 0.1, 0.12], "cpu_s": 0.5, "duration_s": 1.0, "commit": "abc"}
+    return {**line(side), "device": "NVIDIA H200", **more, **changes}
+
+
+def test_the_speed_table_says_what_failed_and_what_is_no_comparison():
+    lines = [speed_line("ours"), speed_line("hf", tokens_per_s=800.0), speed_line("trl", error="OutOfMemoryError: x")]
+    table = speed_markdown(lines)
+    assert "| full | hf | 800 | 1.250 | 50.6 % | 1.20 | 0.29 | 50 % | 8.5000 | 8.0000 |" in table
+    assert "| full | trl | OutOfMemoryError: x |" in table
+    assert "invalid" not in table
+    differing = speed_markdown([speed_line("ours"), speed_line("hf", final_loss=8.1)])
+    assert "invalid: case full: final_loss differs" in differing
+    assert "1.250" not in differing
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-8b-qlora-2048", "tiny-8b-full-2048", "tiny-qwen3-8b-lora-2048", "tiny-moe-lora-2048"]
+)
+def test_both_sides_of_a_row_of_the_speed_table_do_the_same_training(zygote, tmp_path, name):
+    ours, theirs = zygote.fork(SIDES, name=name, folder=str(tmp_path)).result()
+    check_losses([ours, theirs])
+    assert ours["flops_per_s"] > 0
+    # weights are drawn, not read
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_speed_table_goes_on_with_its_file(zygote, tmp_path):
+    out = tmp_path / "lines"
+    words = ["--table", "tiny", "--rows", "tiny-1b-lora-2048", "--sides", "hf", "ours", "trl-liger", "--out", str(out)]
+    first = zygote.fork(cases_benchmark.table, words=[*words, "--seconds", "200"]).result()
+    assert "skipped  tiny-1b-lora-2048 trl-liger" in first["text"]
+    assert first["code"] == 0
+    assert [json.loads(text)["side"] for text in out.read_text().splitlines()] == ["ours", "hf"]
+    again = zygote.fork(cases_benchmark.table, words=[*words, "--rounds", "2", "--seconds", "0"]).result()
+    assert again["text"].count("left     tiny-1b-lora-2048") == 2
+    assert "| tiny-1b-lora-2048 | hf |" in again["text"]
+
+
+def test_a_measurement_that_fails_is_a_line_of_its_own(zygote, tmp_path):
+    found = zygote.fork(cases_benchmark.failing_measurement, folder=str(tmp_path)).result()
+    assert found["raised"]["error"].startswith("KeyError")
+    assert found["died"] == {"error": "its process ended with 3"}
+    assert found["hung"] == {"error": "stopped after 1 s"}
+
+
+def test_the_flops_of_a_row_are_those_of_the_loop(zygote, tmp_path):
+    found = zygote.fork(cases_benchmark.flops, name="tiny-full", folder=str(tmp_path)).result()
+    assert found["row"] == pytest.approx(found["loop"], rel=0.01)
+
+
+def test_a_profile_names_kernels_and_what_the_device_waited_for():
+    device = [(0.0, 100.0, "gemm"), (100.0, 150.0, "norm"), (400.0, 500.0, "gemm")]
+    processor = [(300.0, 450.0, "aten::linear"), (390.0, 401.0, "aten::to")]
+    text = report(device, processor, title="a row")
+    assert "a row: 0.5 ms, of which the device was idle 0.2 ms (50.0%) in 1 gaps; 3 kernels and copies" in text
+    assert "     0.20  40.0%      2  gemm" in text
+    assert "     0.25 ms      1 gaps, longest 0.25 ms  aten::linear > aten::to" in text
+
+
+def test_our_side_can_be_profiled(zygote, tmp_path):
+    found = zygote.fork(cases_benchmark.profiled, name="tiny-1b-lora-2048", folder=str(tmp_path)).result()
+    assert "tiny-1b-lora-2048, 2 steps of ours" in found
+    assert "aten::mm" in found
