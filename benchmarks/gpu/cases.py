@@ -68,6 +68,13 @@ CASES = (
         limit_s=240,
         shows="tokens per second, MFU, peak memory and losses of our loop beside TRL with Liger and HF Trainer",
     ),
+    Case(
+        name="plan",
+        argv=("{python}", "-m", "benchmarks.gpu_plan", "--out", "{out}/plan.jsonl", "--seconds", "180"),
+        expected_s=190,
+        limit_s=400,
+        shows="the plan's memory of 30 settings beside the allocator's, and its times after `bench compute`",
+    ),
     _tests(
         "contract",
         "tests/train/test_contract.py",

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import numpy as np
@@ -340,70 +340,79 @@ def trace_depth(config: Any, layers: int, order: TraceOrder) -> Depth:
     )
 
 
-class _Marked(Strategy):
-    """A strategy that tells the tracker where a step stands."""
+class InstantMeter(Protocol):
+    """What measures memory instant by instant."""
 
-    def __init__(self, inner: Strategy, *, tracker: ByteTracker, buckets: bool, as_on_gpu: bool) -> None:
+    def instant(self, name: str) -> None:
+        """From now on peaks count for the instant `name`."""
+
+
+class _Marked(Strategy):
+    """A strategy that tells the meter where a step stands."""
+
+    def __init__(self, inner: Strategy, *, meter: InstantMeter, buckets: bool, as_on_gpu: bool) -> None:
         super().__init__(inner.setup)
         self._inner = inner
-        self._tracker = tracker
+        self.loss = inner.loss
+        self._meter = meter
         self.keeps_gradients = buckets
         self._as_on_gpu = as_on_gpu
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """As `inner` does it."""
-        self._tracker.instant("forward")
+        self._meter.instant("forward")
         if self._as_on_gpu:
             batch = Batch(*(tensor.clone() for tensor in batch.tensors))
         loss = self._inner.forward_backward(batch, scale=scale, last=last)
         if last:
-            self._tracker.instant("clip")
+            self._meter.instant("clip")
         return loss
 
 
 def _run(session: Session, tracker: ByteTracker, order: TraceOrder) -> None:
     if order.ranks > 1:
         fill_buckets(list(trainable(session.model).values()))
-    _mark(session, tracker)
-    strategy = _Marked(
-        session.strategy, tracker=tracker, buckets=order.ranks > 1, as_on_gpu=order.attention_kernel != "cpu"
-    )
+    marked = mark(session, tracker, buckets=order.ranks > 1, as_on_gpu=order.attention_kernel != "cpu")
     outlets = RunIO(recorder=None, saver=None, stop=StopFlag())
-    Loop(replace(session, strategy=strategy), outlets, TrainingProgress()).run()
+    Loop(marked, outlets, TrainingProgress()).run()
 
 
-def _mark(session: Session, tracker: ByteTracker) -> None:
-    """Hooks that name the instants. They hold no tensor."""
+def mark(session: Session, meter: InstantMeter, *, buckets: bool = False, as_on_gpu: bool = False) -> Session:
+    """The session of one rank, which tells the meter at which of INSTANTS a step is. Its hooks hold no tensor.
+
+    buckets: whether gradients stay between steps, as those of DDP. as_on_gpu: a batch is copied, as to a card.
+    """
     core: Any = base_of(session.model)
     layers = layers_of(core)
     half = -(-len(layers) // 2)
     for index, layer in enumerate(layers):
         name = "backward-first" if index < half else "backward-last"
-        layer.register_forward_hook(_at_gradient(name, tracker))
-    layers[0].register_forward_pre_hook(_before_layers(tracker), with_kwargs=True)
+        layer.register_forward_hook(_at_gradient(name, meter))
+    layers[0].register_forward_pre_hook(_before_layers(meter), with_kwargs=True)
     decoder = getattr(core, "base_model", core)
-    decoder.register_forward_hook(lambda *_: tracker.instant("loss"))
-    session.loss.register_forward_hook(_at_gradient("backward-last", tracker))
+    decoder.register_forward_hook(lambda *_: meter.instant("loss"))
+    session.loss.register_forward_hook(_at_gradient("backward-last", meter))
     assert isinstance(session.optimizer, torch.optim.Optimizer)
-    session.optimizer.register_step_pre_hook(lambda *_: tracker.instant("optimizer"))
+    session.optimizer.register_step_pre_hook(lambda *_: meter.instant("optimizer"))
+    return replace(session, strategy=_Marked(session.strategy, meter=meter, buckets=buckets, as_on_gpu=as_on_gpu))
 
 
-def _at_gradient(name: str, tracker: ByteTracker) -> Any:
+def _at_gradient(name: str, meter: InstantMeter) -> Any:
     """A forward hook: when the gradient of the output arrives, the instant `name` begins."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         tensor = output if isinstance(output, torch.Tensor) else output[0]
         if tensor.requires_grad:
-            tensor.register_hook(lambda _: tracker.instant(name))
+            tensor.register_hook(lambda _: meter.instant(name))
 
     return hook
 
 
-def _before_layers(tracker: ByteTracker) -> Any:
+def _before_layers(meter: InstantMeter) -> Any:
     def hook(_module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         tensor = inputs[0] if inputs else keywords.get("hidden_states")
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            tensor.register_hook(lambda _: tracker.instant("backward-rest"))
+            tensor.register_hook(lambda _: meter.instant("backward-rest"))
 
     return hook
 
