@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed_table --seconds 170                     as many rows as fit, in the order of worth
     python -m benchmarks.speed_table --rows 1b-lora-2048 --rounds 2    these rows, each side twice
-    python -m benchmarks.speed_table --rows 1b-lora-2048 --profile DIR what our side does on the GPU, into a text file
+    python -m benchmarks.speed_table --rows 1b-lora-2048 --profile DIR and what our side does on the GPU, as a text file
     python -m benchmarks.speed_table --table tiny                      the code paths of all rows, on processors
 
 Packages are imported once, before anything uses the GPU; each measurement is a process that is forked from there. Each
@@ -61,25 +61,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [case for case in TABLES[options.table] if not options.rows or case.name in options.rows]
     with tempfile.TemporaryDirectory(prefix="gangline-table-", dir=_memory_folder()) as name:
         children = Children(Path(name), until=until)
-        for case in cases:
-            if options.profile:
-                print(children.profile(case, options.profile), flush=True)
         lines = Lines(options.out, again=options.again)
-        for number, case, side in _turns(cases, options.sides, options.rounds):
-            if not options.profile and not lines.has(case, side, number):
-                _measure(children, lines, (case, side, number))
+        for number in range(1, options.rounds + 1):
+            for case in cases:
+                for side in _sides(case, options.sides, number):
+                    if not lines.has(case, side, number):
+                        _measure(children, lines, (case, side, number))
+                if number == 1 and options.profile and children.has_time(case):
+                    print(children.profile(case, options.profile), flush=True)
     found = lines.of(cases)
     print("\n" + speed_markdown(found) if found else "nothing was measured")
     return int("invalid" in speed_markdown(found) or any("error" in line for line in found))
 
 
-def _turns(cases: Sequence[Case], sides: Sequence[str] | None, rounds: int) -> Iterator[tuple[int, Case, str]]:
-    for number in range(1, rounds + 1):
-        for case in cases:
-            chosen = [side for side in case.sides if side in sides] if sides else list(case.sides)
-            chosen += [side for side in sides or () if side not in case.sides]
-            for side in chosen if number % 2 else chosen[::-1]:
-                yield number, case, side
+def _sides(case: Case, asked: Sequence[str] | None, number: int) -> Sequence[str]:
+    """The sides of a row in the order of a round: the other way round in every second one."""
+    chosen = asked or case.sides
+    return chosen if number % 2 else chosen[::-1]
 
 
 def _measure(children: Children, lines: Lines, turn: tuple[Case, str, int]) -> None:
@@ -286,7 +284,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=170.0, help="everything ends by then (default 170)")
     parser.add_argument("--out", type=Path, default=Path("speed_table.jsonl"))
     parser.add_argument("--again", action="store_true", help="measure once more what has failed")
-    parser.add_argument("--profile", type=Path, metavar="DIR", help="profile our side instead of measuring")
+    parser.add_argument(
+        "--profile", type=Path, metavar="DIR", help="profile our side of each row, too, in its first round"
+    )
     return parser
 
 

@@ -131,7 +131,7 @@ def test_the_speed_table_goes_on_with_its_file(zygote, tmp_path):
     first = zygote.fork(cases_benchmark.table, words=[*words, "--seconds", "200"]).result()
     assert "skipped  tiny-1b-lora-2048 trl-liger" in first["text"]
     assert first["code"] == 0
-    assert [json.loads(text)["side"] for text in out.read_text().splitlines()] == ["ours", "hf"]
+    assert [json.loads(text)["side"] for text in out.read_text().splitlines()] == ["hf", "ours"]
     again = zygote.fork(cases_benchmark.table, words=[*words, "--rounds", "2", "--seconds", "0"]).result()
     assert again["text"].count("left     tiny-1b-lora-2048") == 2
     assert "| tiny-1b-lora-2048 | hf |" in again["text"]
