@@ -38,8 +38,8 @@ def _job(**changes):
     return make_job(dropout=0.0, strategy=OUTER, batch=5, **changes)
 
 
-def _alone(job, **more):
-    return make_session(job, make_world([5], rank=0, strategy="single"), **more)
+def _alone(job, *, device: str = "cpu", **more):
+    return make_session(job, make_world([5], rank=0, strategy="single", device=device), **more)
 
 
 def _accumulate(session, step: int) -> float:
@@ -51,7 +51,7 @@ def _accumulate(session, step: int) -> float:
     empty = max(map(len, work_split)) - len(mine) if strategy.lockstep else int(not mine)
     loss = 0.0
     for index in mine:
-        batch = pick(micro_batches[index], session.train_set)
+        batch = pick(micro_batches[index], session.train_set).to(world.device)
         begin_draws(micro_batch_seed(session.job.seed, step, index), world.device)
         loss += float(strategy.forward_backward(batch, scale=0.25, last=index == mine[-1] and not empty))
     for number in range(empty):
@@ -62,7 +62,8 @@ def _accumulate(session, step: int) -> float:
 def gradient(gang: dict, precision: str):
     """Of two steps after each other, to see what the first leaves behind: errors of the second against one process."""
     job = _job(precision=precision)
-    split, alone = make_session(job, make_world(rank=dist.get_rank(), **gang)), _alone(job)
+    world = make_world(rank=dist.get_rank(), **gang)
+    split, alone = make_session(job, world), _alone(job, device=world.device.type)
     for step in (0, 3):
         alone.optimizer.zero_grad()
         split.optimizer.zero_grad(set_to_none=not split.strategy.keeps_gradients)
@@ -72,12 +73,13 @@ def gradient(gang: dict, precision: str):
     wanted_norm = torch.cat([each.flatten() for each in wanted.values()]).norm()
     parameters = trainable(split.model)
     norm = norm_of(split.strategy.gradients(list(parameters.values())), parts=split.strategy.shard_group)
-    found = {"loss": abs(float(loss) / wanted_loss - 1), "norm": abs(float(norm / wanted_norm) - 1)}
+    found = {"loss": abs(float(loss) / wanted_loss - 1), "norm": abs(float(norm) / float(wanted_norm) - 1)}
     if split.strategy.state_loader() is None:  # else `.grad` is not where the gradient is
         gradients = {f"model.{name}": each.grad for name, each in parameters.items()}
         whole = split.strategy.full_state(gradients, wanted=True)
         found["error"] = max(
-            float((whole[f"model.{name}"] - each).norm() / wanted_norm) for name, each in wanted.items()
+            float((whole[f"model.{name}"].cpu() - each.cpu()).norm() / float(wanted_norm))
+            for name, each in wanted.items()
         )
     return found
 
@@ -91,9 +93,9 @@ def steps(gang: dict, method: str, precision: str):
     return [split.steps, split.evaluations]
 
 
-def steps_alone(method: str, precision: str):
+def steps_alone(method: str, precision: str, device: str):
     """Those of one process."""
-    _, alone = run_loop(_alone(_steps_job(method, precision), packed=True, num_evaluation=7))
+    _, alone = run_loop(_alone(_steps_job(method, precision), device=device, packed=True, num_evaluation=7))
     return [alone.steps, alone.evaluations]
 
 
@@ -142,9 +144,9 @@ def resume(gang: dict, folder: str, method: str, precision: str):
     return captured.steps
 
 
-def resumed_alone(method: str, precision: str):
+def resumed_alone(method: str, precision: str, device: str):
     """The last two of 8 steps of one process that was never stopped."""
-    _, captured = run_loop(_alone(_resumed_job(method, precision), num_evaluation=0))
+    _, captured = run_loop(_alone(_resumed_job(method, precision), device=device, num_evaluation=0))
     return captured.steps[6:]
 
 

@@ -36,6 +36,7 @@ def piece(
     disks: bool = False,
     rows=(10,),
     settings=(),
+    device: str = "cpu",
 ):
     """One attempt: from `resume_step` (None: the beginning) until stopped or done. Losses, samples and weights.
 
@@ -43,6 +44,7 @@ def piece(
     """
     rank = dist.get_rank()
     place = {"strategy": strategy, "lacking": lacking, "hosts": hosts, "rows": rows, "settings": settings}
+    place["device"] = device
     world = make_world(shares, rank=rank, resume_step=resume_step, **place)
     hosts = world.gang.hosts
     words = dict(job)

@@ -2,8 +2,8 @@
 
     pool(3).run(cases_loop.gradient, shares=[5, 3, 2]) -> [value of rank 0, of rank 1, of rank 2]
 
-- `pool(n)`: one set of n ranks, with a gloo group that is set up once and used by many cases. A case that fails in any
-  rank, or takes too long, ends these ranks, and so do many threads; the next call makes new ones.
+- `pool(n)`: one set of n ranks, with a gloo group that is set up once and used by many cases; `pool(n, "cuda")`: all of
+  them on the first GPU, with NCCL beside gloo, which takes each of them for a host. A case that fails in any rank, or takes too long, ends these ranks, and so do many threads; the next call makes new ones.
 - `gang(n, function, kwargs)`: n fresh ranks of one's own, to be killed.
 - `fork(function, ...)`: one fresh process without a group.
 
@@ -31,7 +31,16 @@ Function = Callable | Body
 ROOT = Path(__file__).parents[2]
 _LOG_TAIL = 6000
 # torch keeps the process groups of device meshes, and each has threads that wake 100 times a second.
-_MAX_THREADS = 40
+_MAX_THREADS = {"cpu": 40, "cuda": 120}
+
+
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    # torch.cuda.is_available asks NVML then: a driver that the zygote has opened is of no use in its children
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 
 
 class RankFailure(AssertionError):
@@ -122,11 +131,12 @@ class Child:
 
 
 class Ranks:
-    """Processes that share a gloo group."""
+    """Processes that share a group: of gloo, and on a GPU of NCCL, too."""
 
-    def __init__(self, zygote: "Zygote", world_size: int, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, zygote: "Zygote", world_size: int, *, device: str = "cpu", timeout_s: float = 60.0) -> None:
         number = zygote.next_number()
-        group = {"world_size": world_size, "store": str(zygote.folder / f"store-{number}"), "timeout_s": timeout_s}
+        group = {"world_size": world_size, "device": device, "timeout_s": timeout_s}
+        group["store"] = str(zygote.folder / f"store-{number}")
         self.is_open = True
         self.children = [
             Child(zygote, name=f"gang-{number}-rank-{rank}", group={**group, "rank": rank})
@@ -189,7 +199,7 @@ class Zygote:
         self._temporary = tempfile.TemporaryDirectory(prefix="gangline-ranks-")
         self.folder = Path(self._temporary.name)
         self._number = 0
-        self._pools: dict[int, Ranks] = {}
+        self._pools: dict[tuple[int, str], Ranks] = {}
         self._others: list[Child | Ranks] = []
         self._control, theirs = socket.socketpair()
         address = str(self.folder / "zygote.socket")
@@ -203,7 +213,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.train.zygote", *words],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
+                env={**os.environ, **_ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
                 pass_fds=sockets,
                 # Ctrl-C is pytest's to handle.
@@ -212,13 +222,13 @@ class Zygote:
         receive(self._control)
         self.process_id = self._process.pid
 
-    def pool(self, world_size: int) -> Ranks:
+    def pool(self, world_size: int, device: str = "cpu") -> Ranks:
         """The shared ranks of this size, made on first use, after a failure, and when they have many threads."""
-        ranks = self._pools.get(world_size)
-        if ranks is not None and ranks.is_open and max(child.num_threads() for child in ranks.children) > _MAX_THREADS:
+        ranks, most = self._pools.get((world_size, device)), _MAX_THREADS[device]
+        if ranks is not None and ranks.is_open and max(child.num_threads() for child in ranks.children) > most:
             ranks.close()
         if ranks is None or not ranks.is_open:
-            ranks = self._pools[world_size] = Ranks(self, world_size)
+            ranks = self._pools[world_size, device] = Ranks(self, world_size, device=device)
         return ranks
 
     def gang(self, world_size: int, function: Function, kwargs: dict | None = None) -> Ranks:

@@ -27,11 +27,22 @@ DEEPSPEED = ("zero-1", "zero-2", "zero-3")
 """They have no fp64, so they are compared in fp32."""
 
 
-def run(pool, case, kind: str, **words):
+ON_GPU = pytest.mark.gpu
+
+
+def rows(*chosen: tuple[str, ...]):
+    """Rows of parameters on processors, and the same with all ranks on one GPU, where NCCL takes each for a host."""
+    return [
+        *(pytest.param(*row, "cpu", id="-".join(row)) for row in chosen),
+        *(pytest.param(*row, "cuda", id="-".join((*row, "cuda")), marks=ON_GPU) for row in chosen),
+    ]
+
+
+def run(pool, case, kind: str, *, device: str = "cpu", **words):
     """The results by rank."""
-    gang = {**GANGS[kind], "strategy": kind}
+    gang = {**GANGS[kind], "strategy": kind, "device": device}
     size = (2 if kind == "tp" else 1) * len(gang["shares"])
-    return pool(size).run(case, gang=gang, timeout_s=110.0, **words)
+    return pool(size, device).run(case, gang=gang, timeout_s=110.0, **words)
 
 
 def precision_of(kind: str) -> tuple[str, float]:
@@ -47,7 +58,7 @@ def alone(_session_zygote):
     def of(case, **words):
         key = (address(case), *words.values())
         if key not in results:
-            (results[key],) = _session_zygote.pool(1).run(case, **words)
+            (results[key],) = _session_zygote.pool(1, words["device"]).run(case, **words)
         return results[key]
 
     return of
@@ -57,21 +68,21 @@ def test_every_strategy_is_here():
     assert GANGS.keys() == STRATEGIES.built_in.keys()
 
 
-@pytest.mark.parametrize("kind", GANGS)
-def test_the_gradient_is_that_of_one_process(pool, kind):
+@pytest.mark.parametrize(("kind", "device"), rows(*((kind,) for kind in GANGS)))
+def test_the_gradient_is_that_of_one_process(pool, kind, device):
     precision, _ = precision_of(kind)
-    for result in run(pool, cases_contract.gradient, kind, precision=precision):
+    for result in run(pool, cases_contract.gradient, kind, precision=precision, device=device):
         assert ("error" in result) == (kind not in DEEPSPEED)
         assert max(result.values()) < (FP64 if precision == "fp64" else FP32_GRADIENT), result
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"),
-    [(kind, method) for kind in GANGS for method in ("full", "lora") if (kind, method) != ("local-sgd", "lora")],
+    ("kind", "method", "device"),
+    rows(*((kind, method) for kind in GANGS for method in ("full", "lora") if (kind, method) != ("local-sgd", "lora"))),
 )
-def test_twenty_packed_steps_and_evaluations_are_those_of_one_process(pool, alone, kind, method):
+def test_twenty_packed_steps_and_evaluations_are_those_of_one_process(pool, alone, kind, method, device):
     precision, tolerance = precision_of(kind)
-    words = {"method": method, "precision": precision}
+    words = {"method": method, "precision": precision, "device": device}
     steps, evaluations = run(pool, cases_contract.steps, kind, **words)[0]
     expected, expected_evaluations = alone(cases_contract.steps_alone, **words)
     assert [step for step, _, _ in steps] == list(range(1, 21))
@@ -116,7 +127,7 @@ def pair(before: str, method: str, after: str):
 )
 def test_saved_under_one_a_run_goes_on_under_every_other(pool, saved, alone, before, method, after):
     precision, tolerance = max(precision_of(before), precision_of(after), key=lambda each: each[1])
-    words = {"method": method, "precision": precision}
+    words = {"method": method, "precision": precision, "device": "cpu"}
     steps = run(pool, cases_contract.resume, after, folder=str(saved(before, **words)), **words)[0]
     assert [step for step, _, _ in steps] == [7, 8]
     for (_, loss, _), (_, expected, _) in zip(steps, alone(cases_contract.resumed_alone, **words), strict=True):

@@ -12,7 +12,7 @@ def run(pool, folder, shares, **changes):
     """One attempt over these shares."""
     arguments = {"steps": 12, "resume_step": None, "stop_after": None, "job": {}, **changes}
     size = 2 * len(shares) if arguments.get("strategy") == "tp" else len(shares)
-    return pool(size).run(cases_resume.piece, folder=str(folder), shares=shares, **arguments)
+    return pool(size, arguments.get("device", "cpu")).run(cases_resume.piece, folder=str(folder), shares=shares, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,14 @@ def run(pool, folder, shares, **changes):
         {"method": "full", "precision": "fp16"},
     ],
 )
-def test_stopped_at_any_step_it_goes_on_bit_equal_on_the_same_ranks(pool, tmp_path, job):
-    whole = run(pool, tmp_path / "whole", [5, 3, 2], job=job)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_stopped_at_any_step_it_goes_on_bit_equal_on_the_same_ranks(pool, tmp_path, job, device):
+    words = {"job": job, "device": device}
+    whole = run(pool, tmp_path / "whole", [5, 3, 2], **words)
     stop_after = random.Random(str(job)).randrange(2, 11)
-    first = run(pool, tmp_path / "cut", [5, 3, 2], job=job, stop_after=stop_after)
+    first = run(pool, tmp_path / "cut", [5, 3, 2], **words, stop_after=stop_after)
     assert [(rank["result"], rank["step"]) for rank in first] == [("stopped", stop_after)] * 3
-    second = run(pool, tmp_path / "cut", [5, 3, 2], job=job, resume_step=stop_after)
+    second = run(pool, tmp_path / "cut", [5, 3, 2], **words, resume_step=stop_after)
     for rank in range(3):
         assert first[rank]["losses"] + second[rank]["losses"] == whole[rank]["losses"]
         assert first[rank]["samples"] + second[rank]["samples"] == whole[rank]["samples"]

@@ -1,7 +1,7 @@
 """The process from which every rank of the tests is forked, so that imports are paid for once.
 
 It imports torch, transformers, peft, all of gangline's worker and its verbs (unless its third argument is `plain`),
-starts no thread and touches no GPU, then answers two requests on the socket whose descriptor is its first argument: fork a child that serves a channel of its
+starts no thread and opens no GPU's driver, for a process that is forked then can use none. Then it answers two requests on the socket whose descriptor is its first argument: fork a child that serves a channel of its
 own, and reap one that has ended. At the socket whose descriptor is the second one, programs ask for processes that do
 their work (forked_python.py).
 It ends when pytest does.
@@ -62,7 +62,6 @@ def main() -> None:
 
 def _import_everything() -> None:
     import deepspeed
-    import peft
     import safetensors.torch
     import tokenizers
     import torch
@@ -81,6 +80,8 @@ def _import_everything() -> None:
     import gangline.strategies
     import gangline.worker
 
+    with _without_bitsandbytes():
+        import peft
     torch.set_num_threads(1)
     del deepspeed, peft, safetensors, tokenizers, transformers
     with _strict():
@@ -92,6 +93,19 @@ def _import_everything() -> None:
         importlib.import_module("tests.train.small")
     # torchrun asks where it is called from: inspect then looks at the file of every module, once
     inspect.stack()
+
+
+@contextlib.contextmanager
+def _without_bitsandbytes():
+    """On a machine with a GPU it opens the driver when it is imported, as peft does: a rank that needs it imports it."""
+    hides = Path("/dev/nvidiactl").exists()
+    if hides:
+        sys.modules["bitsandbytes"] = None
+    try:
+        yield
+    finally:
+        if hides:
+            del sys.modules["bitsandbytes"]
 
 
 @contextlib.contextmanager
@@ -143,14 +157,22 @@ def _serve(channel: socket.socket, group) -> None:
         send(channel, _answer(request))
 
 
+_NCCL = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
+"""NCCL refuses two ranks of one host on one card. Each of ours says that it is a host of its own: then NCCL takes the
+card for two, and its sockets are the link between them."""
+
+
 def _join(group) -> None:
     import torch.distributed
 
-    rank, world_size = group["rank"], group["world_size"]
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    rank, world_size, on_gpu = group["rank"], group["world_size"], group["device"] == "cuda"
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size))
+    if on_gpu:
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", NCCL_HOSTID=f"rank-{rank}", **_NCCL)
+        torch.cuda.set_device(0)
     torch.distributed.init_process_group(
-        "gloo",
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=torch.distributed.FileStore(group["store"], world_size),
         rank=rank,
         world_size=world_size,

@@ -38,7 +38,7 @@ class Batch:
         """The batch on a device, which need not be asked later where documents begin."""
         if device.type == "cpu":
             return self
-        moved = Batch(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
+        moved = Batch(*(sent(tensor, device) for tensor in self.tensors))
         remember_borders(moved.position_ids, self.position_ids)
         return moved
 
@@ -46,6 +46,13 @@ class Batch:
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The arguments of `CausalLoss.forward`, in order."""
         return self.input_ids, self.targets, self.position_ids, self.trained
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device of a tensor on the processor, which waits for nothing: not for what the GPU still computes,
+    as a copy from memory that is not pinned may. torch keeps the pinned memory until the copy is made.
+    """
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def collate(samples: Sequence[Sample]) -> Batch:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from gangline.errors import ModelError, UsageError
-from gangline.worker.batch import Indices, begin_draws, micro_batch_seed
+from gangline.worker.batch import Indices, begin_draws, micro_batch_seed, sent
 
 RATES = ("dropout", "pdrop", "drop_rate", "jitter_noise")
 """Ends of the keys of config.json that say how much a model draws at random."""
@@ -74,7 +74,7 @@ class SampleDropout(TorchFunctionMode):
         super().__init__()
         words = [hashlib.blake2b(f"{seed}/{step}/{sample}".encode(), digest_size=8).digest() for sample in samples]
         keys = np.frombuffer(b"".join(words), dtype="<i4").reshape(-1, 2).astype(np.int32)
-        self._keys = torch.from_numpy(keys).to(device)
+        self._keys = sent(torch.from_numpy(keys), device)
         self._noise = int.from_bytes(words[0], "little") >> 1
         self._device, self._joined = device, joined
         begin_draws(self._noise, device)

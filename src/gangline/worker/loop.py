@@ -77,6 +77,19 @@ class Tally:
     """Of its micro-batches, padding included."""
 
 
+def read(loss_sum: torch.Tensor, norm: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """The loss and the gradient norm of a step, both scalars, on the processor; the norm as a tensor of its own dtype.
+
+    It is the one place in a step that waits for the device: a test runs the step with tensors that have no numbers, and
+    the test on a GPU has torch refuse every other wait.
+    """
+    if loss_sum.device == norm.device:
+        loss, length = torch.stack([loss_sum.double(), norm.double()]).tolist()
+    else:  # of weights in the machine's memory
+        loss, length = float(loss_sum), float(norm)
+    return loss, torch.tensor(length, dtype=norm.dtype)
+
+
 class TrainingRun:
     """One attempt on one rank: its parts, and what every stepper does with them."""
 
@@ -138,7 +151,10 @@ class TrainingRun:
         return learning_rate(step, session.total_steps, peak=peak, schedule=session.job.schedule)
 
     def update(self, norm: torch.Tensor, *, step: int, skipped: bool) -> None:
-        """Clip and take the optimizer's step, unless it is skipped; gradients are gone then."""
+        """Clip and take the optimizer's step, unless it is skipped; gradients are gone then.
+
+        norm: of the gradient, as `read` has given it.
+        """
         session = self.session
         self.out.enter("update", step=step + 1)
         if not skipped:
@@ -367,8 +383,8 @@ class Synchronous:
         step, samples = progress.step, session.order.samples(progress.step)
         micro_batches = session.order.micro_batches(step)
         tally = self.accumulate(step)
-        norm = run.gradient_norm()
-        report = agree(self._report(tally, norm, started), session.world)
+        loss_sum, norm = read(tally.loss_sum, run.gradient_norm())
+        report = agree(self._report(tally, loss_sum, norm, started), session.world)
         _require_all(report, len(micro_batches), step=step + 1)
         spike = self._spike(report, samples)
         skipped = bool(report.bad) or spike is not None
@@ -438,8 +454,7 @@ class Synchronous:
         start = max(0, len(ordered) // 2 - length // 2)
         return np.concatenate([micro_batches[index] for index in ordered[start : start + length]])
 
-    def _report(self, tally: Tally, norm: torch.Tensor, started: float) -> StepReport:
-        loss_sum = float(tally.loss_sum.item())
+    def _report(self, tally: Tally, loss_sum: float, norm: torch.Tensor, started: float) -> StepReport:
         wait_s = self._session.strategy.waited_s()
         compute_s = max(0.0, time.perf_counter() - started - tally.data_s - wait_s)
         self._run.pace.took(compute_s)

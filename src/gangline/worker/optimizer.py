@@ -174,7 +174,10 @@ def _row_norms(gradient: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], norm: torch.Tensor, *, maximum: float | None) -> None:
-    """Scale gradients so that their global norm is `maximum` at most."""
+    """Scale gradients so that their global norm is `maximum` at most.
+
+    norm: on the processor, where a GPU must not be waited for.
+    """
     if maximum is None or not norm > maximum:
         return
     factor = maximum / (norm + 1e-6)

@@ -23,7 +23,7 @@ from gangline.strategies.local_sgd.work_split import InnerBatch, RoundBalancer
 from gangline.worker.agree import StepReport, agree
 from gangline.worker.balance import SharesMoved
 from gangline.worker.batch import Indices
-from gangline.worker.loop import Tally, TrainingRun
+from gangline.worker.loop import Tally, TrainingRun, read
 from gangline.worker.replicas import Replicas
 from gangline.worker.spikes import Spikes
 
@@ -336,8 +336,8 @@ class Inner:
         label_tokens = sum(self._run.label_tokens(each.samples) for each in together)
         begin = sum(len(numbers) for numbers in batch.by_rank[: self._place])
         mine = together[begin : begin + len(batch.by_rank[self._place])]
-        loss_sum = self._accumulate(mine, together[0].step, label_tokens, tally)
-        norm = self._run.gradient_norm()
+        on_device = self._accumulate(mine, together[0].step, label_tokens, tally)
+        loss_sum, norm = read(on_device, self._run.gradient_norm())
         is_finite = math.isfinite(loss_sum) and bool(torch.isfinite(norm))
         is_spike = is_finite and self._is_spike(mine, loss_sum, float(norm))
         sound = self._strategy.all_agree(is_finite and not is_spike)
@@ -363,7 +363,7 @@ class Inner:
         tokens = sum(self._run.label_tokens(each.samples) for each in mine)
         return self._spikes.judge(loss_sum / max(1, tokens), norm, step=mine[0].step) is not None
 
-    def _accumulate(self, mine: Sequence[MicroBatch], step: int, label_tokens: int, tally: _RoundTally) -> float:
+    def _accumulate(self, mine: Sequence[MicroBatch], step: int, label_tokens: int, tally: _RoundTally) -> torch.Tensor:
         """Gradients of this rank's micro-batches, summed over the host at its last one; their summed loss."""
         scale = self._run.loss_scale(label_tokens)
         loss_sum = torch.zeros_like(tally.loss_sum)
@@ -376,7 +376,7 @@ class Inner:
         if not mine:
             self._out.enter("compute", step=step + 1)
             self._strategy.join(last=True)
-        return float(loss_sum.item())
+        return loss_sum
 
     def _judge(self, tally: _RoundTally, label_tokens: int, *, num_steps: int) -> None:
         """What the change of this host counts for."""
