@@ -1,0 +1,139 @@
+"""What processes do in test_gpu: a step that is watched for waiting, and what only a card can answer."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.overrides import TorchFunctionMode
+from transformers import LlamaConfig
+
+from gangline.errors import UsageError
+from gangline.runs.job import MethodJob
+from gangline.worker import batch as batch_module
+from gangline.worker import compat
+from gangline.worker.loop import Synchronous, TrainingRun
+from gangline.worker.precision import agree_precision
+from gangline.worker.process_group import open_files
+from gangline.worker.progress import TrainingProgress
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import RunIO
+from gangline.worker.trace.order import TraceOrder
+from gangline.worker.trace.steps import ByteTracker, build_model, build_session, kernels_of
+from tests.train.small import Captured, make_job, make_session, make_world
+
+WARM_STEPS = 3
+STEPS = 3
+OURS = ("gangline", "transformers", "peft", "torch/optim", "torch/nn", "torch/amp", "deepspeed", "bitsandbytes")
+
+
+def where() -> str:
+    """The place that asks a tensor for its numbers: the innermost line of ours or of a library."""
+    lines = [each for each in traceback.extract_stack() if not each.filename.endswith(Path(__file__).name)]
+    found = [each for each in lines if any(f"/{name}/" in each.filename for name in OURS)]
+    chosen = (found or lines)[-1]
+    return f"{chosen.filename.rpartition('site-packages/')[2].rpartition('src/')[2]}:{chosen.lineno} {chosen.name}"
+
+
+def stepper_of(session) -> Synchronous:
+    """What moves this session on, with a recorder, as a rank has it."""
+    outlets = RunIO(recorder=Captured([], [], [], []), saver=None, stop=StopFlag())
+    return Synchronous(TrainingRun(session, outlets, TrainingProgress()))
+
+
+def waits_on_a_gpu(words: dict, *, packed: bool, strategy: str = "single", shares=(10,)) -> list[list[str]]:
+    """Where each of some steps waits for the card: torch itself tells of everything that does."""
+    rank = dist.get_rank() if len(shares) > 1 else 0
+    job = make_job(**words)
+    world = make_world(list(shares), rank=rank, strategy=strategy, device="cuda")
+    session = make_session(job, world, packed=packed, num_evaluation=0)
+    stepper, found = stepper_of(session), []
+    stepper.begin()
+    for _ in range(WARM_STEPS):
+        stepper.advance()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with patch.object(warnings, "showwarning", lambda message, *_: found[-1].append(f"{where()}: {message}")):
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                for _ in range(STEPS):
+                    found.append([])
+                    stepper.advance()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    return [[each.partition(": ")[0] for each in step if "called a synchronizing" in each] for step in found]
+
+
+ASKED = {
+    *(torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__int__),
+    *(torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.nonzero, torch.nonzero, torch.equal, torch.allclose),
+    *(torch.Tensor.equal, torch.masked_select, torch.Tensor.masked_select, torch.unique, torch.Tensor.unique),
+}
+"""Functions that a tensor on a GPU answers only when all before it is computed."""
+
+
+class _Watch(TorchFunctionMode):
+    """Notes where a tensor that would be on the device is asked for its numbers.
+
+    A batch is on the device once `Batch.to` has given it out, and so is whatever is computed from it or from a weight.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self._on_device: dict[int, torch.Tensor] = {}
+        self._inside = False
+
+    def bring(self, tensors) -> None:
+        """These are on the device from now on."""
+        self._on_device.update((id(each), each) for each in tensors)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        is_there = any(id(each) in self._on_device for each in (*args, *kwargs.values()))
+        fake = isinstance(first, compat.FAKE_TENSOR.get())
+        asks = func in ASKED and (is_there or fake) and not self._inside
+        if asks:
+            self.asked.append(where())
+        self._inside = self._inside or asks  # a list of numbers is read one by one without a card
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._inside = self._inside and not asks
+        if is_there and isinstance(result, torch.Tensor) and func not in ASKED:
+            self.bring([result])
+        return result
+
+
+def waits_without_a_gpu(*, method: str, dropout: float, packed: bool) -> list[list[str]]:
+    """The same of steps on tensors without numbers, as the trace of a plan has them, on a processor."""
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    way = MethodJob(kind=method, rank=4, dropout=dropout)
+    config = LlamaConfig(vocab_size=96, num_key_value_heads=2, **shape)
+    order = TraceOrder(config=config.to_dict(), method=way, micro_batch=2, micro_batches=2, sequence_length=32, packing=packed)
+    model, job, precision = build_model(config, order)
+    watch, found = _Watch(), []
+    own = batch_module.Batch.to
+
+    def to(batch, device):
+        moved = own(batch, device)
+        watch.bring(moved.tensors)
+        return moved
+
+    fake = compat.FAKE_TENSOR_MODE.get()(allow_non_fake_inputs=True)
+    with kernels_of("flash"), fake, ByteTracker():
+        session = build_session(model, replace(job, steps=STEPS), precision, order=order)
+        stepper = stepper_of(session)
+        with patch.object(batch_module.Batch, "to", to), watch:
+            for _ in range(STEPS):
+                watch.asked.clear()
+                stepper.advance()
+                found.append(list(watch.asked))
+    return found
