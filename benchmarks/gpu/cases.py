@@ -19,8 +19,25 @@ class Case:
     num_gpus: int = 1
 
 
+TOGETHER = 6
+"""Processes of pytest that share the card, where nothing is timed. Each of them imports everything once."""
+
+
 def _tests(name: str, *words: str, expected_s: float, shows: str) -> Case:
-    argv = ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
+    # where it is installed, pytest-benchmark warns of `-n`, and warnings are errors
+    argv = (
+        "{python}",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:benchmark",
+        "-n",
+        str(TOGETHER),
+        *words,
+    )
     return Case(name=name, argv=argv, expected_s=expected_s, limit_s=max(180.0, 5 * expected_s), shows=shows)
 
 
@@ -30,6 +47,24 @@ CASES = (
         "tests/train/test_compat.py",
         expected_s=20,
         shows="the installed torch, transformers and DeepSpeed have every private name that gangline takes",
+    ),
+    _tests(
+        "nccl",
+        *("-m", "gpu", "tests/train/test_contract.py"),
+        expected_s=120,
+        shows="every strategy trains as one process does; its ranks share a card, and NCCL takes each for a host",
+    ),
+    _tests(
+        "waiting",
+        *("-m", "gpu", "tests/train/test_gpu.py"),
+        expected_s=60,
+        shows="a step waits for the card once, and what else only a card can answer",
+    ),
+    _tests(
+        "resume",
+        *("-m", "gpu", "tests/train/test_resume.py"),
+        expected_s=60,
+        shows="three ranks on one card are stopped and go on to the bit",
     ),
     _tests(
         "packed-weights",

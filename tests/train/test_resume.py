@@ -12,7 +12,9 @@ def run(pool, folder, shares, **changes):
     """One attempt over these shares."""
     arguments = {"steps": 12, "resume_step": None, "stop_after": None, "job": {}, **changes}
     size = 2 * len(shares) if arguments.get("strategy") == "tp" else len(shares)
-    return pool(size, arguments.get("device", "cpu")).run(cases_resume.piece, folder=str(folder), shares=shares, **arguments)
+    return pool(size, arguments.get("device", "cpu")).run(
+        cases_resume.piece, folder=str(folder), shares=shares, **arguments
+    )
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ def build_session(
     _require_same_draws(session)
     if strategy.layout == "split":
         _require_split(session)
-    if job.data.packing and not _attends_inside_documents(session):
+    inside = (job.data.packing or world.device.type == "cuda") and _attends_inside_documents(session)
+    if job.data.packing and not inside:
         if PACKED in session.kernels.taken:
             session.kernels.leave(PACKED, "a model whose documents are kept apart without a mask")
         _require_isolation(session)
@@ -265,11 +266,15 @@ def _require_split(session: Session) -> None:
 
 
 def _attends_inside_documents(session: Session) -> bool:
-    """Whether no mask is needed to keep packed documents apart: tried on a few tokens, as borders are."""
+    """Whether no mask is needed to keep packed documents apart: tried on a few tokens, as borders are.
+
+    Rows that are not packed attend so on a GPU, too: before it makes no mask, transformers asks their positions, which
+    makes every pass wait for the GPU.
+    """
     core = base_of(session.model)
     if session.draws_by_sample and drops_attention(core.config):
         return False  # masks of dropout are of whole rows
-    at_once = PACKED in session.kernels.taken
+    at_once = session.job.data.packing and PACKED in session.kernels.taken
     if not documents.keep_apart(core, length=session.job.data.sequence_length, at_once=at_once):
         return False
     try:
