@@ -67,6 +67,12 @@ CASES = (
         shows="three ranks on one card are stopped and go on to the bit",
     ),
     _tests(
+        "kernels",
+        *("-m", "gpu", "tests/train/test_kernels.py"),
+        expected_s=60,
+        shows="the kernels of a card have the numbers of plain torch",
+    ),
+    _tests(
         "packed-weights",
         *("-m", "gpu", "tests/train/test_nf4.py"),
         expected_s=120,

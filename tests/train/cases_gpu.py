@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 import warnings
 from dataclasses import replace
@@ -13,12 +14,15 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig
 
+from gangline.errors import UsageError
 from gangline.runs.job import MethodJob
 from gangline.worker import batch as batch_module
 from gangline.worker import compat, documents
 from gangline.worker.borders import remember_borders
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import base_of
+from gangline.worker.precision import agree_precision
+from gangline.worker.process_group import open_files
 from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
@@ -140,3 +144,38 @@ def waits_without_a_gpu(*, method: str, dropout: float, packed: bool) -> list[li
                 stepper.advance()
                 found.append(list(watch.asked))
     return found
+
+
+def with_a_rank_on_a_processor() -> dict:
+    """What is said to a gang of which one rank has a card and the other none."""
+    device = "cuda" if dist.get_rank() == 0 else "cpu"
+    try:
+        agree_precision(make_job(precision="fp32"), torch.device(device), world_size=2)
+    except UsageError as error:
+        return error.to_json()
+    return {}
+
+
+def card() -> dict:
+    """What torch says of the first card, while it computes."""
+    torch.cuda.init()
+    found = torch.cuda.get_device_properties(0)
+    free, total = torch.cuda.mem_get_info(0)
+    return {"name": found.name, "capability": f"{found.major}.{found.minor}", "total": total, "free": free}
+
+
+def keep_busy(seconds: float) -> int:
+    """Multiply on the card for some seconds; how often."""
+    left, right = torch.ones(2, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.synchronize()
+    until, count = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        torch.mm(left, right)
+        torch.cuda.synchronize()
+        count += 1
+    return count
+
+
+def driver_is_open() -> bool:
+    """Whether this process has opened the GPUs' driver."""
+    return torch.cuda.is_initialized() or "/dev/nvidia-uvm" in open_files().values()

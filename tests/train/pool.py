@@ -3,7 +3,8 @@
     pool(3).run(cases_loop.gradient, shares=[5, 3, 2]) -> [value of rank 0, of rank 1, of rank 2]
 
 - `pool(n)`: one set of n ranks, with a gloo group that is set up once and used by many cases; `pool(n, "cuda")`: all of
-  them on the first GPU, with NCCL beside gloo, which takes each of them for a host. A case that fails in any rank, or takes too long, ends these ranks, and so do many threads; the next call makes new ones.
+  them on the first GPU, with NCCL beside gloo, which takes each of them for a host; `pool(n, "shared")`: the same with
+  gloo alone, as gangline has ranks that share a GPU. A case that fails in any rank, or takes too long, ends these ranks, and so do many threads; the next call makes new ones.
 - `gang(n, function, kwargs)`: n fresh ranks of one's own, to be killed.
 - `fork(function, ...)`: one fresh process without a group.
 
@@ -31,7 +32,7 @@ Function = Callable | Body
 ROOT = Path(__file__).parents[2]
 _LOG_TAIL = 6000
 # torch keeps the process groups of device meshes, and each has threads that wake 100 times a second.
-_MAX_THREADS = {"cpu": 40, "cuda": 120}
+_MAX_THREADS = {"cpu": 40, "cuda": 120, "shared": 120}
 
 
 _ENVIRONMENT = {

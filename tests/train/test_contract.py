@@ -28,19 +28,24 @@ DEEPSPEED = ("zero-1", "zero-2", "zero-3")
 
 
 ON_GPU = pytest.mark.gpu
+SHARES_GPUS = ("single", "ddp", "local-sgd")
+"""What gangline has ranks do that share a GPU."""
 
 
 def rows(*chosen: tuple[str, ...]):
-    """Rows of parameters on processors, and the same with all ranks on one GPU, where NCCL takes each for a host."""
+    """Rows of parameters on processors, and the same with all ranks on one GPU: over NCCL, which takes each for a host,
+    and over gloo, as gangline has it."""
+    shared = [row for row in chosen if row[0] in SHARES_GPUS]
     return [
         *(pytest.param(*row, "cpu", id="-".join(row)) for row in chosen),
         *(pytest.param(*row, "cuda", id="-".join((*row, "cuda")), marks=ON_GPU) for row in chosen),
+        *(pytest.param(*row, "shared", id="-".join((*row, "shared")), marks=ON_GPU) for row in shared),
     ]
 
 
 def run(pool, case, kind: str, *, device: str = "cpu", **words):
     """The results by rank."""
-    gang = {**GANGS[kind], "strategy": kind, "device": device}
+    gang = {**GANGS[kind], "strategy": kind, "device": "cpu" if device == "cpu" else "cuda"}
     size = (2 if kind == "tp" else 1) * len(gang["shares"])
     return pool(size, device).run(case, gang=gang, timeout_s=110.0, **words)
 
@@ -82,9 +87,10 @@ def test_the_gradient_is_that_of_one_process(pool, kind, device):
 )
 def test_twenty_packed_steps_and_evaluations_are_those_of_one_process(pool, alone, kind, method, device):
     precision, tolerance = precision_of(kind)
-    words = {"method": method, "precision": precision, "device": device}
-    steps, evaluations = run(pool, cases_contract.steps, kind, **words)[0]
-    expected, expected_evaluations = alone(cases_contract.steps_alone, **words)
+    words = {"method": method, "precision": precision}
+    steps, evaluations = run(pool, cases_contract.steps, kind, device=device, **words)[0]
+    on = "cpu" if device == "cpu" else "cuda"
+    expected, expected_evaluations = alone(cases_contract.steps_alone, device=on, **words)
     assert [step for step, _, _ in steps] == list(range(1, 21))
     assert [step for step, _ in evaluations] == [0, 10, 20]
     for (_, loss, norm), (_, expected_loss, expected_norm) in zip(steps, expected, strict=True):
@@ -161,7 +167,7 @@ def test_what_it_does_not_train_is_refused_before_a_model_is_loaded(pool, kind):
             assert f"strategy: {kind}" in error["seen"]
             assert error["fix"]
     shared = run(pool, cases_contract.refusal, kind, changes={"precision": "fp32"}, shares_gpus=True)
-    wants_own = kind not in {"single", "ddp", "local-sgd"}
+    wants_own = kind not in SHARES_GPUS
     for error in shared:
         assert (error is not None) == wants_own
         assert not error or f"strategy: {kind} needs a GPU for every rank" in error["what"]

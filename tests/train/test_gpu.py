@@ -1,9 +1,16 @@
 """Promises about a GPU: what a card answers, and beside it what a processor can answer for it."""
 
+import os
+
 import pytest
 
+from gangline.agent.host_facts import nvidia
+from gangline.agent.host_facts.samples import CardReader
 from tests.train import cases_gpu
+from tests.train.story import copy_world, make_user, write_cluster, write_job
+from tests.waiting import wait_until
 
+ON_BOTH = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 READ = ["read"]
 """The function of worker/loop.py that waits once a step."""
 
@@ -34,3 +41,67 @@ def test_a_step_asks_the_device_once(zygote, method, dropout, packed):
 def test_a_step_waits_for_the_card_once(zygote, words, packed):
     waits = zygote.fork(cases_gpu.waits_on_a_gpu, words=words, packed=packed).result()
     assert names(waits) == [READ] * cases_gpu.STEPS, waits
+
+
+@pytest.mark.gpu
+def test_a_rank_without_a_card_is_refused_beside_one_with(pool):
+    for error in pool(2).run(cases_gpu.with_a_rank_on_a_processor):
+        assert error["what"] == "some ranks of the gang have a GPU and some have none"
+
+
+@pytest.mark.gpu
+def test_nobody_opens_the_driver_before_a_fork(zygote):
+    assert not zygote.fork(cases_gpu.driver_is_open).result()
+    assert zygote.fork(cases_gpu.card).result()["total"] > 0
+
+
+@pytest.mark.gpu
+def test_facts_of_the_card_are_those_of_torch(zygote):
+    seen, said = zygote.fork(cases_gpu.card).result(), nvidia.gpus({})
+    assert said["reason"] is None
+    assert said["faults"] == []
+    (found,) = said["cards"]
+    assert (found["name"], found["compute_capability"]) == (seen["name"], seen["capability"])
+    # the driver keeps a part of the memory that NVML counts
+    assert 0.97 < seen["total"] / found["memory_total_bytes"] <= 1
+    assert found["uuid"].startswith("GPU-")
+    assert found["throttle"] == [each for each in found["throttle"] if each in nvidia.THROTTLES.values()]
+
+
+@pytest.mark.gpu
+def test_samples_of_a_busy_card_say_so(zygote):
+    reader = CardReader()
+    idle = reader.figures()
+    work = zygote.fork(cases_gpu.keep_busy, seconds=4.0)
+    wait_until(lambda: reader.figures()["gpu/0/utilization_percent"] > 50, "the card is busy", timeout_s=30.0)
+    busy = reader.figures()
+    assert work.result() > 0
+    assert busy["gpu/0/power_w"] > idle["gpu/0/power_w"] > 10
+    assert busy["gpu/0/memory_bytes"] > idle["gpu/0/memory_bytes"]
+    assert 10 < busy["gpu/0/temperature_c"] < 110
+    assert busy["gpu/0/clock_mhz"] > 200
+    assert {busy["gpu/0/throttled_percent"], busy["gpu/0/at_power_limit_percent"]} <= {0.0, 100.0}
+
+
+@pytest.fixture
+def user(world, quick_python, tmp_path):
+    """Somebody with a corpus and a model, and with the packages of these tests; nothing of theirs runs afterwards."""
+    packages = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    user = make_user(tmp_path / "user", python=quick_python, env=packages)
+    copy_world(world, user)
+    yield user
+    user.end_runs()
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("device", ON_BOTH)
+def test_the_real_command_trains_on_the_device(user, device):
+    job = write_job(user, steps=12, evaluation={"every_steps": 6})
+    write_cluster(user, "one", pc1={} if device == "cuda" else {"gpu": "none"})
+    user.gangline("train", job, "--cluster", "one.yaml")
+    (run,) = user.recorded()
+    steps = user.metrics("pc1", run)
+    assert [each["step"] for each in steps] == list(range(1, 13))
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    (log,) = user.at_host("pc1", run).glob("attempts/1/rank-0.log")
+    assert f"joined: rank 0 of 1 on pc1, {device}" in log.read_text()

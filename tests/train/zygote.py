@@ -165,14 +165,14 @@ card for two, and its sockets are the link between them."""
 def _join(group) -> None:
     import torch.distributed
 
-    rank, world_size, on_gpu = group["rank"], group["world_size"], group["device"] == "cuda"
+    rank, world_size, device = group["rank"], group["world_size"], group["device"]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size))
-    if on_gpu:
+    if device != "cpu":
         os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", NCCL_HOSTID=f"rank-{rank}", **_NCCL)
         torch.cuda.set_device(0)
     torch.distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
         store=torch.distributed.FileStore(group["store"], world_size),
         rank=rank,
         world_size=world_size,
