@@ -106,7 +106,7 @@ CASES = (
         name="speed-table",
         argv=("{python}", "-m", "benchmarks.speed_table", "--seconds", "170", "--out", "{out}/speed_table.jsonl"),
         expected_s=175,
-        limit_s=240,
+        limit_s=360,
         shows="tokens per second, MFU, peak memory and losses of our loop beside TRL with Liger and HF Trainer",
     ),
     Case(
