@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-SIDES = ("ours", "hf", "hf-liger", "trl", "trl-liger")
-"""`ours` is gangline's Loop; the others are HF Trainer and TRL's SFTTrainer, with and without Liger's kernels."""
+SIDES = ("ours", "ours-torch", "hf", "hf-liger", "trl", "trl-liger")
+"""`ours` is gangline's Loop with `kernels: auto`, `ours-torch` without; the others are HF Trainer and TRL's SFTTrainer,
+with and without Liger's kernels."""
 
 RANK, ALPHA = 16, 32
 CLIP_NORM, SEED = 1.0, 7
@@ -41,6 +42,8 @@ class Case:
     method: Literal["full", "lora", "qlora"]
     packed: bool
     """Rows full of several documents, loss on all tokens; else prompt and completion, of unequal length."""
+    one_document: bool = False
+    """Each packed row is one document: then no side needs a mask."""
     sequence_length: int
     micro_batch: int
     accumulation: int
@@ -156,6 +159,7 @@ def _table_row(  # noqa: PLR0913 - a row of a table
         shape=shape,
         method=method,
         packed=True,
+        one_document=name.endswith("-one-document"),
         sequence_length=length,
         micro_batch=8192 // length,
         accumulation=accumulation,
@@ -177,6 +181,7 @@ TABLE = (
     _table_row("8b-lora-2048", LLAMA_8B, expected_s=16),
     _table_row("8b-qlora-2048", LLAMA_8B, expected_s=20),
     _table_row("1b-full-2048", LLAMA_1B, accumulation=2, expected_s=8),
+    _table_row("1b-lora-2048-one-document", LLAMA_1B, accumulation=2, expected_s=8, sides=("ours", "trl-liger")),
     _table_row("qwen3-8b-lora-2048", QWEN3_8B, expected_s=16),
     _table_row("moe-lora-2048", QWEN3_MOE_2B, accumulation=2, expected_s=12),
     _table_row("8b-lora-8192", LLAMA_8B, expected_s=16, length=8192),

@@ -162,7 +162,10 @@ def _write_rows(folder: Path, case: Case) -> None:
     vocabulary, length = case.shape.vocabulary, case.sequence_length
     with SetWriter(folder, vocab_size=vocabulary, sequence_length=length, masked=not case.packed) as writer:
         for _ in range(num_rows):
-            sizes = list(_halves(length, draw)) if case.packed else [int(draw.integers(length // 8, length + 1))]
+            if case.one_document:
+                sizes = [length]
+            else:
+                sizes = list(_halves(length, draw)) if case.packed else [int(draw.integers(length // 8, length + 1))]
             for size in sizes:
                 tokens = int(draw.integers(vocabulary)) + np.arange(size) * int(draw.integers(1, 16))
                 prompt = 0 if case.packed else int(size * draw.uniform(0.1, 0.7))

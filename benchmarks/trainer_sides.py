@@ -77,12 +77,12 @@ def load_side(side: str) -> Callable[[Case, Path, Clock], Trained]:
     import peft  # noqa: F401
     from transformers.models.llama import modeling_llama  # noqa: F401
 
-    if side == "ours":
+    if side.startswith("ours"):
         import torch.utils.tensorboard  # noqa: F401
 
         from gangline.worker import loop  # noqa: F401
 
-        return train_ours
+        return _with(train_ours, kernels="torch" if side.endswith("torch") else "auto")
     from transformers import DataCollatorForSeq2Seq, Trainer  # noqa: F401
 
     if side.startswith("trl"):
@@ -93,11 +93,11 @@ def load_side(side: str) -> Callable[[Case, Path, Clock], Trained]:
     return _with(train_hf, liger=side.endswith("liger"))
 
 
-def _with(train: Callable[..., Trained], *, liger: bool) -> Callable[[Case, Path, Clock], Trained]:
-    return lambda case, folder, clock: train(case, folder, clock, liger=liger)
+def _with(train: Callable[..., Trained], **options: Any) -> Callable[[Case, Path, Clock], Trained]:
+    return lambda case, folder, clock: train(case, folder, clock, **options)
 
 
-def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
+def train_ours(case: Case, folder: Path, clock: Clock, *, kernels: str = "auto") -> Trained:
     """The worker's own loop as one rank runs it, with metrics.jsonl, TensorBoard and the phase file."""
     from gangline.runs.gang import Gang, GangRank
     from gangline.runs.layout import RunLayout
@@ -117,7 +117,7 @@ def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
             losses.append(figures["loss"])
             clock.tick()
 
-    job = _job(case, folder)
+    job = _job(case, folder, kernels=kernels)
     gang = Gang(run_id=f"bench-{os.getpid()}", attempt=1, ranks=(GangRank(host="here", share=case.accumulation),))
     world = ProcessGroup(gang=gang, rank=0, device=torch.device(case.device))
     layout = RunLayout(folder, gang.run_id)
@@ -130,7 +130,7 @@ def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
     return session.model, sum(losses) / len(losses)
 
 
-def _job(case: Case, folder: Path) -> Any:
+def _job(case: Case, folder: Path, *, kernels: str) -> Any:
     from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, ScheduleJob, SourceJob
 
     return Job(
@@ -146,6 +146,7 @@ def _job(case: Case, folder: Path) -> Any:
         precision=case.precision,
         parameters="compute" if case.pure else "auto",
         activation_checkpointing=case.recompute,
+        kernels=(kernels,),
         optimizer=OptimizerJob(learning_rate=case.learning_rate, clip_norm=CLIP_NORM),
         schedule=ScheduleJob(kind="constant"),
     )
