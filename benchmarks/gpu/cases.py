@@ -73,6 +73,18 @@ CASES = (
         shows="the kernels of a card have the numbers of plain torch",
     ),
     _tests(
+        "lost-peers",
+        *("-m", "gpu", "tests/train/test_broken.py"),
+        expected_s=60,
+        shows="a rank on the card dies, hangs or fails: the others, which wait in NCCL, save their last step",
+    ),
+    _tests(
+        "fork",
+        *("-m", "gpu", "tests/train/test_prefork.py"),
+        expected_s=30,
+        shows="a rank that is forked from a process with all imports computes on the card",
+    ),
+    _tests(
         "packed-weights",
         *("-m", "gpu", "tests/train/test_nf4.py"),
         expected_s=120,

@@ -17,8 +17,9 @@ START_S = 60.0
 class Run:
     """What all attempts leave. Every host has checkpoints of its own, and what else there is lies in one folder."""
 
-    def __init__(self, zygote, folder, *, steps, every_steps=None):
-        self.zygote, self.folder = zygote, folder
+    def __init__(self, zygote, folder, *, steps, every_steps=None, device="cpu"):
+        """device: cpu, or cuda for all ranks on the first GPU."""
+        self.zygote, self.folder, self.device = zygote, folder, device
         self._layouts = {}
         self.layout = RunLayout(folder, "calm-otter-7")
         zygote.fork(cases_broken.write_run, folder=str(folder), steps=steps, every_steps=every_steps).result()
@@ -47,6 +48,7 @@ class Run:
                 world_size=len(hosts),
                 port=port,
                 slowdown=slowdown,
+                device=self.device,
                 **(train or {}).get(rank, {}),
             )
             for rank in (range(len(hosts)) if only is None else only)

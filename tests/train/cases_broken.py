@@ -22,6 +22,7 @@ from gangline.worker.pace import SLOWDOWN
 from gangline.worker.process_group import LOST, AbortHandler, _sockets, abort_comm, connecting
 from gangline.worker.rank_files import StopFlag, hold
 from gangline.worker.train import train_main
+from tests.train.messages import nccl_on_one_card
 from tests.train.small import VOCABULARY, MemorySet, make_job, model_folder, norms_in_own_dtype
 
 RUN_ID = "calm-otter-7"
@@ -59,9 +60,14 @@ def train(
     slowdown: float = 1.0,
     fails_after: int | None = None,
     spoilt_after: int | None = None,
+    device: str = "cpu",
 ):
-    """Be one rank of an attempt. fails_after: so many samples it can read. spoilt_after: steps, then weights are bad."""
+    """Be one rank of an attempt. fails_after: so many samples it can read. spoilt_after: steps, then weights are bad.
+
+    device: cuda: all ranks on the first GPU, over NCCL, which takes each of them for a host.
+    """
     norms_in_own_dtype()
+    os.environ.update({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else nccl_on_one_card(rank))
     place = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, SLOWDOWN: slowdown}
     os.environ.update({name: str(value) for name, value in place.items()})

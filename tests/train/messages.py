@@ -31,3 +31,17 @@ def _read(channel: socket.socket, length: int) -> bytes:
         pieces.append(piece)
         length -= len(piece)
     return b"".join(pieces)
+
+
+def nccl_on_one_card(rank: int) -> dict[str, str]:
+    """Variables of a rank that has its GPU in common with others.
+
+    NCCL refuses two ranks of one host on one card. Each of ours says that it is a host of its own: then NCCL takes the
+    card for two, and its sockets are the link between them.
+    """
+    return {
+        "NCCL_HOSTID": f"rank-{rank}",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_NET": "Socket",
+    }

@@ -26,15 +26,21 @@ def is_echo(error):
     return ECHO.search(f"{error['what']} {error['seen']}") is not None
 
 
+@pytest.fixture(scope="module")
+def device():
+    """Of the ranks; a test may have another one."""
+    return "cpu"
+
+
 @pytest.fixture
-def run(zygote, tmp_path):
-    return Run(zygote, tmp_path / "run", steps=STEPS)
+def run(zygote, tmp_path, device):
+    return Run(zygote, tmp_path / "run", steps=STEPS, device=device)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(_session_zygote, tmp_path_factory):
+def undisturbed(_session_zygote, tmp_path_factory, device):
     """The losses of the same run when nothing happens to it."""
-    run = Run(_session_zygote, tmp_path_factory.mktemp("undisturbed") / "run", steps=STEPS)
+    run = Run(_session_zygote, tmp_path_factory.mktemp("undisturbed") / "run", steps=STEPS, device=device)
     ranks = run.start(1, HOSTS, [4, 3, 3])
     assert [rank.wait(timeout_s=START_S) for rank in ranks] == [0, 0, 0]
     _session_zygote.close_others()
@@ -52,6 +58,10 @@ def go_on(run, undisturbed, *, last):
     assert list(run.steps(2))[-1] == STEPS
 
 
+on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="module")
+
+
+@on_both
 def test_after_a_rank_was_killed_the_others_save_the_last_step_and_nothing_is_lost(run, undisturbed):
     ranks = run.start(1, HOSTS, [4, 3, 3], slowdown=4.0)
     run.wait_for_step(3)
@@ -64,6 +74,7 @@ def test_after_a_rank_was_killed_the_others_save_the_last_step_and_nothing_is_lo
     go_on(run, undisturbed, last=last)
 
 
+@on_both
 def test_ranks_that_wait_for_one_that_is_stopped_leave_when_told_and_nothing_is_lost(run, undisturbed):
     ranks = run.start(1, HOSTS, [4, 3, 3], slowdown=4.0)
     run.wait_for_step(3)
@@ -79,6 +90,7 @@ def test_ranks_that_wait_for_one_that_is_stopped_leave_when_told_and_nothing_is_
     go_on(run, undisturbed, last=max(run.steps()))
 
 
+@on_both
 def test_a_rank_with_an_error_of_its_own_says_so_and_saves_as_well(run, undisturbed):
     # 3 samples a step, and what the start reads to measure
     ranks = run.start(1, HOSTS, [4, 3, 3], train={2: {"fails_after": 20}})

@@ -1,5 +1,6 @@
 """Promises about a GPU: what a card answers, and beside it what a processor can answer for it."""
 
+import json
 import os
 
 import pytest
@@ -105,3 +106,18 @@ def test_the_real_command_trains_on_the_device(user, device):
     assert steps[-1]["loss"] < steps[0]["loss"]
     (log,) = user.at_host("pc1", run).glob("attempts/1/rank-0.log")
     assert f"joined: rank 0 of 1 on pc1, {device}" in log.read_text()
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+def test_memory_that_does_not_suffice_is_met_by_smaller_micro_batches(user):
+    job = write_job(user, steps=4, batch=192, micro_batch=192, data={"train": "corpus.jsonl", "sequence_length": 64})
+    write_cluster(user, "one", pc1={"env": {"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.0007"}})
+    user.gangline("train", job, "--cluster", "one.yaml")
+    (run,) = user.recorded()
+    folder = user.at_host("pc1", run)
+    assert "OutOfMemoryError" in (folder / "attempts/1/rank-0.log").read_text()
+    sizes = [json.loads(path.read_text())["micro_batch"] for path in sorted(folder.glob("attempts/*/gang.json"))]
+    assert len(sizes) > 1
+    assert 0 < sizes[-1] < 192
+    assert [each["step"] for each in user.metrics("pc1", run)] == [1, 2, 3, 4]

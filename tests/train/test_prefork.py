@@ -69,6 +69,18 @@ def give_position(run, control, attempt):
     write_json(control / f"position-{attempt}.json", position)
 
 
+@pytest.mark.gpu
+def test_a_forked_rank_computes_on_the_gpu(run, warm_pool):
+    run.write_gang(1, ["pc1"], [10])
+    process, _ = warm_pool()
+    assert process.wait(START_S) == 0
+    log = run.log(1, 0)
+    assert "joined: rank 0 of 1 on pc1, cuda" in log
+    assert "no prefork process" not in log
+    assert told(run, 1, "exit.json")["pid"] != process.pid
+    assert list(run.steps(1)) == list(range(1, STEPS + 1))
+
+
 def test_attempts_of_one_process_and_only_the_first_imports(run, warm_pool):
     run.write_gang(1, ["pc1"], [10])
     started_s = time.monotonic()

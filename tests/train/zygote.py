@@ -26,7 +26,7 @@ import warnings
 from pathlib import Path
 
 from tests.train.forked_python import Programs, die_with
-from tests.train.messages import receive, send
+from tests.train.messages import nccl_on_one_card, receive, send
 
 
 def main() -> None:
@@ -157,11 +157,6 @@ def _serve(channel: socket.socket, group) -> None:
         send(channel, _answer(request))
 
 
-_NCCL = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}
-"""NCCL refuses two ranks of one host on one card. Each of ours says that it is a host of its own: then NCCL takes the
-card for two, and its sockets are the link between them."""
-
-
 def _join(group) -> None:
     import torch.distributed
 
@@ -169,7 +164,7 @@ def _join(group) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size))
     if device != "cpu":
-        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", NCCL_HOSTID=f"rank-{rank}", **_NCCL)
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", **nccl_on_one_card(rank))
         torch.cuda.set_device(0)
     torch.distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",

@@ -30,6 +30,11 @@ from gangline.worker.launch import is_loopback, loopback_store
 
 LOST = re.compile(r"Connection (was likely )?(reset|closed)|Broken pipe|Socket (was )?closed|abort", re.IGNORECASE)
 """What a wait says that was cut off."""
+NCCL_ENDS_NOBODY = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+"""Where a peer is lost or late, torch's watchdog ends NCCL's communicators, and with its default this process, too,
+before a survivor has saved its last step. With 2 it only ends the wait: the step's report, over gloo, says the rest
+(docs/decisions/0060).
+"""
 _ABORT_S = 3.0
 """How long NCCL may take to let go; connections are cut then, whatever it does."""
 _CONNECTED = (socket.AF_INET, socket.AF_INET6)
@@ -203,6 +208,7 @@ def join(gang: Gang) -> ProcessGroup:
         )
     device = _own_device(gang.ranks[rank].device)
     if size > 1:
+        os.environ.setdefault(*NCCL_ENDS_NOBODY)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not gang.shares_gpus else "gloo"
         with connecting():
             timeout = timedelta(seconds=gang.collective_timeout_s)
