@@ -144,8 +144,9 @@ def test_a_measurement_that_fails_is_a_line_of_its_own(zygote, tmp_path):
     assert found["hung"] == {"error": "stopped after 1 s"}
 
 
-def test_the_flops_of_a_row_are_those_of_the_loop(zygote, tmp_path):
-    found = zygote.fork(cases_benchmark.flops, name="tiny-full", folder=str(tmp_path)).result()
+@pytest.mark.parametrize("name", ["tiny-full", "tiny-1b-lora-2048", "tiny-moe-lora-2048"])
+def test_the_flops_of_a_row_are_those_of_the_loop(zygote, tmp_path, name):
+    found = zygote.fork(cases_benchmark.flops, name=name, folder=str(tmp_path)).result()
     assert found["row"] == pytest.approx(found["loop"], rel=0.01)
 
 

@@ -16,7 +16,7 @@ from gangline.errors import SpecError
 from gangline.worker.agree import gather
 from gangline.worker.batch import Batch, Indices, pick
 from gangline.worker.model import base_of
-from gangline.worker.quantised import num_weights
+from gangline.worker.quantised import QuantisedExperts, num_weights
 from gangline.worker.session import Session
 
 SLOWDOWN = "GANGLINE_SIMULATED_SLOWDOWN"
@@ -109,8 +109,9 @@ def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool, 
 
     Per token 2 per weight forward and 2 per weight for the activations' gradient, and 2 more for the weights'
     gradient where they are trained; attention 4 * layers * hidden * length per token and pass (PaLM, appendix B).
-    Embedding tables are looked up, not multiplied, unless the head is tied to them. Attention counts samples as whole,
-    packed or not. None for a model that does not say its shape in the usual names.
+    Embedding tables are looked up, not multiplied, unless the head is tied to them; of experts a token meets its own
+    alone. Attention counts samples as whole, packed or not. None for a model that does not say its shape in the usual
+    names.
     """
     core: Any = base_of(model)
     try:
@@ -122,8 +123,22 @@ def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool, 
         return None
     weights = num_weights(core) + elsewhere
     weights -= 0 if embedding is head else getattr(embedding, "ds_numel", embedding.numel())
+    weights -= round(idle_weights(core, getattr(config, "num_experts_per_tok", None)))
     passes = 3 if full else 2
     return passes * (2.0 * weights * float(lengths.sum()) + attention)
+
+
+def idle_weights(core: nn.Module, active: int | None) -> float:
+    """Weights of experts, in tensors [experts, rows, columns], that a token does not meet if it goes through `active`
+    of each; 0 for None.
+    """
+    found = 0.0
+    for name, part in core.named_modules() if active else ():
+        shapes = [part.shape] if isinstance(part, QuantisedExperts) else []
+        if "expert" in name:
+            shapes += [each.shape for each in part.parameters(recurse=False) if each.ndim == 3]
+        found += sum(math.prod(shape) * max(0.0, 1 - active / shape[0]) for shape in shapes)  # type: ignore[operator]
+    return found
 
 
 def utilisation(flops: float | None, step_s: float, peaks: Sequence[float | None]) -> float | None:
