@@ -1,6 +1,11 @@
 """Kernels that compute a part of a training step in another way than torch's own operators: names for job.yaml.
 
     packed-attention    attention inside the documents of packed rows, all of them in one call
+    rms-norm            root-mean-square norms in one pass
+    rotary-embedding    turns of queries and keys by their positions in one pass
+    gated-mlp           act(gate) * up of a feed-forward layer in one pass
+    cross-entropy       loss and gradient of a chunk of logits in place
+    lora                an adapter's output added within its second product
 
 A kernel is one row of `KERNELS`, and one module of `worker/kernels/`, which finds out where it works. The same numbers
 come out within rounding; `kernels: torch` computes by torch's own operators and is the reference of all tests.
@@ -12,7 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-KernelWord = Literal["auto", "torch", "packed-attention"]
+KernelWord = Literal[
+    "auto", "torch", "packed-attention", "rms-norm", "rotary-embedding", "gated-mlp", "cross-entropy", "lora"
+]
+_FOLDER = "gangline.worker.kernels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +37,24 @@ class Kernel:
 
 KERNELS: Mapping[str, Kernel] = {
     "packed-attention": Kernel(
-        replaces="attention of packed rows, document by document",
-        place="gangline.worker.kernels.packed_attention",
+        replaces="attention of packed rows, document by document", place=f"{_FOLDER}.packed_attention"
     ),
+    "rms-norm": Kernel(
+        replaces="root-mean-square norms, operation by operation", place=f"{_FOLDER}.rms_norm", package="triton"
+    ),
+    "rotary-embedding": Kernel(
+        replaces="turns of queries and keys, operation by operation",
+        place=f"{_FOLDER}.rotary_embedding",
+        package="triton",
+    ),
+    "gated-mlp": Kernel(
+        replaces="act(gate) * up of feed-forward layers", place=f"{_FOLDER}.gated_mlp", package="triton"
+    ),
+    "cross-entropy": Kernel(
+        replaces="loss and gradient of logits, operation by operation",
+        place=f"{_FOLDER}.cross_entropy",
+        package="triton",
+    ),
+    "lora": Kernel(replaces="scaling and addition of adapters' outputs", place=f"{_FOLDER}.lora"),
 }
 """Every kernel by its name in job.yaml, in the order in which they are put in."""

@@ -7,14 +7,17 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+import transformers
+from torch import nn
 
 from gangline.errors import UsageError
 from gangline.kernel_table import KERNELS
 from gangline.worker import documents
+from gangline.worker import loss as loss_module
 from gangline.worker.batch import collate
 from gangline.worker.borders import borders_of
 from gangline.worker.kernels.choice import KernelPlace, put_in_kernels
-from gangline.worker.loss import CausalLoss
+from gangline.worker.loss import CausalLoss, LinearCrossEntropy
 from gangline.worker.precision import agree_precision
 from tests.train.cases_loss import tiny
 from tests.train.small import MemorySet, make_job, make_session, make_world, norms_in_own_dtype, run_loop
@@ -154,8 +157,9 @@ def borders_on_another_device():
 def place_of(job, *, device: str = "cpu", model=None):
     """Where kernels are put in, with a small model unless there is one."""
     where = torch.device(device)
-    precision = agree_precision(job, torch.device("cpu"), world_size=1)
-    return KernelPlace(model=model or tiny("llama"), job=job, device=where, precision=precision)
+    precision = agree_precision(job, where, world_size=1)
+    loss = CausalLoss(tiny("llama") if model is None else model, compute=precision.compute, is_meta=True)
+    return KernelPlace(loss=loss, job=job, device=where, precision=precision)
 
 
 def chosen(kernels: list[str], *, packing: bool = True):
@@ -247,3 +251,145 @@ def dense_attention_of(kind: str):
     ):
         loss_and_gradients(model, rows_of(((9,), (9,))), at_once=True, compute=torch.float64)
     return {"calls": len(calls), "plain": bool(plain)}
+
+
+def apart(found, expected) -> float:
+    """The norm of the difference over the norm, at worst, of tensors one by one."""
+    return max(
+        float((one.double() - two.double()).norm() / two.double().norm())
+        for one, two in zip(found, expected, strict=True)
+    )
+
+
+def drawn(*shapes, dtype: str, device: str):
+    """Tensors with gradients."""
+    draw = torch.Generator().manual_seed(5)
+    made = (torch.randn(shape, generator=draw).to(device, getattr(torch, dtype)) for shape in shapes)
+    return [each.requires_grad_() for each in made]
+
+
+def norms(*, device: str, dtype: str, kind: str, rows: int, n: int, wide_weight: bool = False, trains: bool = True):
+    """A norm by the kernel and by transformers: how far output and gradients are apart, and what form it was."""
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+    from gangline.worker.kernels import rms_norm
+
+    own = {"llama": LlamaRMSNorm, "gemma": GemmaRMSNorm, "olmo2": Olmo2RMSNorm}[kind](n).to(device)
+    x, weight = drawn((rows, 3, n), (n,), dtype=dtype, device=device)
+    weight = nn.Parameter(weight.detach().float() if wide_weight else weight.detach(), requires_grad=trains)
+    own.weight = weight
+    weights = torch.randn(rows, 3, n, device=device)
+    leaves = [x, weight] if trains else [x]
+    found = []
+    for _ in range(2):
+        out = own(x)
+        found.append([out.detach(), *torch.autograd.grad((out.float() * weights).sum(), leaves)])
+        number = rms_norm.put_in(place_of(make_job(precision="fp32"), device=device, model=own))
+    return {"apart": apart(found[1], found[0]), "number": number, "dtypes": found[0][0].dtype == found[1][0].dtype}
+
+
+def gated(*, device: str, dtype: str, act: str):
+    """A feed-forward layer by the kernel and by transformers."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    from gangline.worker.kernels import gated_mlp
+
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=72, hidden_act=act)
+    torch.manual_seed(0)
+    layer = LlamaMLP(config).to(device, getattr(torch, dtype))
+    [x] = drawn((3, 11, 32), dtype=dtype, device=device)
+    weights = torch.randn(3, 11, 32, device=device)
+    found = []
+    for _ in range(2):
+        out = layer(x)
+        leaves = [x, *layer.parameters()]
+        found.append([out.detach(), *torch.autograd.grad((out.float() * weights).sum(), leaves)])
+        precision = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
+        number = gated_mlp.put_in(place_of(make_job(precision=precision), device=device, model=layer))
+    return {"apart": apart(found[1], found[0]), "number": number}
+
+
+def rotated(*, device: str, dtype: str, rows: int):
+    """Queries and keys turned by the kernel and by transformers, as views of what linears make."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    from gangline.worker.kernels import rotary_embedding
+
+    leaves = drawn((2, 7, 6, 24), (2, 7, 3, 24), dtype=dtype, device=device)
+    query, key = (each.transpose(1, 2) for each in leaves)
+    cos, sin = (torch.randn(rows, 7, 24, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    weights = torch.randn(2, 9, 7, 24, device=device)
+    found = []
+    for function in (apply_rotary_pos_emb, rotary_embedding.rotate):
+        out = torch.cat(function(query, key, cos, sin), dim=1)
+        found.append([out.detach(), *torch.autograd.grad((out.float() * weights).sum(), leaves)])
+    return {"apart": apart(found[1], found[0])}
+
+
+def losses_of_rows(*, device: str, dtype: str, vocabulary: int):
+    """Loss and gradients of the output head with the kernel and with torch's operators, in chunks of 64 rows."""
+    from gangline.worker.kernels import cross_entropy
+
+    compute = getattr(torch, dtype)
+    hidden, weight = drawn((150, 16), (vocabulary, 16), dtype="float32", device=device)
+    hidden = (hidden.detach() * 3).to(compute).requires_grad_()
+    goal = torch.randint(vocabulary, (150,), device=device)
+    found = []
+    with patch.dict(loss_module.CHUNK_NUMBERS, {device: 64 * vocabulary}):
+        for kernel in (None, cross_entropy.cross_entropy_in_place):
+            total = LinearCrossEntropy.apply(hidden, weight, None, goal, compute, True, kernel)
+            found.append([total.detach(), *torch.autograd.grad(total * 0.5, [hidden, weight])])
+        alone = LinearCrossEntropy.apply(hidden.detach(), weight.detach(), None, goal, compute, True, kernel)
+    return {"apart": apart(found[1], found[0]), "alone": apart([alone], found[0][:1])}
+
+
+def adapters(*, device: str, precision: str, autocast: bool):
+    """A linear with an adapter, with its addition in the product and as peft computes it."""
+    import peft
+
+    from gangline.worker.kernels import lora
+
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 24, bias=False))
+    config = peft.LoraConfig(r=4, lora_alpha=10, target_modules=["0", "1"], init_lora_weights=False)
+    model = peft.get_peft_model(base, config).to(device)
+    if precision == "bf16":
+        for name, weight in model.named_parameters():
+            weight.data = weight.data if autocast and "lora" in name else weight.data.bfloat16()
+    if precision == "fp64":
+        model.double()
+    [x] = drawn((3, 11, 24), dtype=str(next(model.parameters()).dtype)[6:], device=device)
+    trained = [weight for name, weight in model.named_parameters() if "lora" in name]
+    weights, found = torch.randn(3, 11, 24, device=device), []
+    place = place_of(make_job(method="lora", dropout=0.0, precision=precision), device=device, model=model)
+    assert not lora.obstacle(place)
+    for _ in range(2):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+            out = model(x)
+        found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), [x, *trained])])
+        number = lora.put_in(place)
+    with model.disable_adapter():
+        plain = model(x.to(next(model.parameters()).dtype))
+        off = torch.equal(plain, base[1].base_layer(base[0].base_layer(x)))
+    return {"apart": apart(found[1], found[0]), "number": number, "off": off}
+
+
+def in_models(*, device: str, kind: str, precision: str, autocast: bool = False, **changes):
+    """Loss and gradients of a small model by torch's operators, and with all that `auto` takes, packed rows."""
+    compute = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    model = tiny(kind, dtype=torch.float32 if autocast else compute, **changes).to(device)
+    loss, batch, found = CausalLoss(model, compute=compute), rows_of().to(torch.device(device)), []
+    job = make_job(precision=precision, kernels=("auto",))
+    for _ in range(2):
+        with torch.autocast(device, dtype=compute, enabled=autocast):
+            total = loss(*batch.tensors)
+        total.backward()
+        gradients = torch.cat([weight.grad.flatten().double() for weight in model.parameters()])
+        found.append([total.detach(), gradients])
+        model.zero_grad()
+        place = replace(place_of(job, device=device), loss=loss)
+        kernels = put_in_kernels(place, world_size=1)
+    loss_apart, gradients_apart = (apart([one], [two]) for one, two in zip(*found, strict=True))
+    return {"loss": loss_apart, "gradients": gradients_apart, "taken": kernels.taken, "left": kernels.left}

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.train import cases_kernels
-from tests.train.tolerances import BF16, HALF_ON_A_GPU, SAME_SUMS
+from tests.train.pool import Zygote
+from tests.train.tolerances import BF16, FP32_GRADIENT, FP32_SUM, HALF_ON_A_GPU, SAME_SUMS
 
 
 @pytest.mark.parametrize("words", ["2.10", "2.11", "2.13"])
@@ -70,25 +71,125 @@ def test_a_kernel_that_is_named_and_cannot_be_had_ends_the_start(pool):
     assert fix == "write kernels: auto, which takes what works"
 
 
+DTYPES = {"float32": FP32_GRADIENT, "bfloat16": HALF_ON_A_GPU, "float16": HALF_ON_A_GPU}
+PLACES = ["interpreter", pytest.param("card", marks=pytest.mark.gpu)]
+"""Where kernels of Triton run: by its interpreter on a processor, and on a GPU."""
+
+
+@pytest.fixture(scope="module")
+def _interpreter():
+    """Ranks in which Triton interprets its programs; it looks at the variable when it is imported."""
+    pytest.importorskip("triton", reason="Triton is not installed: make kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        own = Zygote()
+    yield own
+    own.close()
+
+
+@pytest.fixture
+def run_case(request, pool, place):
+    """Runs a case of cases_kernels.py whose kernels are Triton's."""
+    ranks = request.getfixturevalue("_interpreter").pool(1) if place == "interpreter" else pool(1)
+    device = "cpu" if place == "interpreter" else "cuda"
+    return lambda name, **words: ranks.run(getattr(cases_kernels, name), device=device, **words)[0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["llama", "gemma", "olmo2"])
+def test_norms_are_those_of_transformers(run_case, kind, dtype):
+    found = run_case("norms", kind=kind, dtype=dtype, rows=5, n=48)
+    assert found["number"] == 1
+    assert found["apart"] < DTYPES[dtype]
+    assert found["dtypes"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("words", [{"wide_weight": True}, {"trains": False}, {"rows": 40, "n": 2304}])
+def test_norms_have_weights_of_other_formats_or_frozen_ones_and_rows_of_any_length(run_case, words):
+    shape = {"rows": 5, "n": 40, **words}
+    found = run_case("norms", kind="llama", dtype="bfloat16", **shape)
+    assert (found["number"], found["dtypes"]) == (1, True)
+    assert found["apart"] < HALF_ON_A_GPU
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh", "relu"])
+def test_gated_layers_are_those_of_transformers(run_case, act, dtype):
+    found = run_case("gated", act=act, dtype=dtype)
+    assert found["number"] == (act != "relu")
+    assert found["apart"] < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_turns_are_those_of_transformers(run_case, rows, dtype):
+    assert run_case("rotated", rows=rows, dtype=dtype)["apart"] < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [500, 20_000])
+def test_losses_are_those_of_the_operators_of_torch(run_case, vocabulary, dtype):
+    found = run_case("losses_of_rows", vocabulary=vocabulary, dtype=dtype)
+    assert found["apart"] < DTYPES[dtype]
+    assert found["alone"] < FP32_SUM
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("precision", "autocast", "tolerance"),
+    [("fp64", False, SAME_SUMS), ("fp32", False, FP32_GRADIENT), ("bf16", False, 0.02), ("bf16", True, 0.02)],
+)
+def test_adapters_are_those_of_peft(pool, device, precision, autocast, tolerance):
+    words = {"device": device, "precision": precision, "autocast": autocast}
+    found = pool(1).run(cases_kernels.adapters, **words)[0]
+    assert found["number"] == 2
+    assert found["off"] or autocast
+    assert found["apart"] < tolerance
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
+def test_whole_models_have_the_gradients_of_torch(run_case, kind):
+    found = run_case("in_models", kind=kind, precision="fp32")
+    norms_and_layers = {"llama": (5, 2), "gemma2": (9, 2), "gpt2": (0, 0)}[kind]
+    assert (found["taken"].get("rms-norm", 0), found["taken"].get("gated-mlp", 0)) == norms_and_layers
+    assert found["taken"].get("rotary-embedding", 0) == norms_and_layers[1]
+    assert found["loss"] < FP32_SUM
+    assert found["gradients"] < FP32_GRADIENT
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_whole_models_in_bf16_have_about_the_gradients_of_torch(run_case, autocast):
+    found = run_case("in_models", kind="llama", precision="bf16", autocast=autocast)
+    assert found["loss"] < BF16
+    assert found["gradients"] < 5 * HALF_ON_A_GPU
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 64), (8, 2, 128), (4, 1, 256), (6, 3, 24)])
-def test_a_card_attends_to_all_documents_in_one_call(zygote, heads, kv_heads, size, dtype):
+def test_a_card_attends_to_all_documents_in_one_call(pool, heads, kv_heads, size, dtype):
     shape = {"heads": heads, "kv_heads": kv_heads, "size": size, "dtype": dtype}
-    found = zygote.fork(cases_kernels.attention_of_a_card, **shape).result()
+    found = pool(1).run(cases_kernels.attention_of_a_card, **shape)[0]
     assert found["calls"] == 1
     assert max(found["apart"]) < HALF_ON_A_GPU
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_card_has_the_losses_of_torch_with_all_kernels(zygote, method):
-    plain = zygote.fork(cases_kernels.steps_of_a_card, kernels=["torch"], method=method).result()
-    found = zygote.fork(cases_kernels.steps_of_a_card, kernels=["auto"], method=method).result()
+def test_a_card_has_the_losses_of_torch_with_all_kernels(pool, method):
+    plain = pool(1).run(cases_kernels.steps_of_a_card, kernels=["torch"], method=method)[0]
+    found = pool(1).run(cases_kernels.steps_of_a_card, kernels=["auto"], method=method)[0]
     assert "packed-attention" in found["taken"], found["left"]
     assert found["losses"] == pytest.approx(plain["losses"], rel=BF16)
 
 
 @pytest.mark.gpu
-def test_a_card_is_not_waited_for_in_attention(zygote):
-    assert zygote.fork(cases_kernels.attention_without_waiting).result()
+def test_a_card_is_not_waited_for_in_attention(pool):
+    assert pool(1).run(cases_kernels.attention_without_waiting)[0]

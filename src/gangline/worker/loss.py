@@ -7,7 +7,7 @@ its logits are there (the idea of fused linear cross-entropy, in plain torch, so
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,14 @@ from gangline.worker.model import base_of, output_head
 CHUNK_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 27}
 MIN_CHUNK_ROWS = 64
 """Fewer rows make products so thin that the weight's gradient is read and written more than it is computed."""
+
+
+class RowsLoss(Protocol):
+    """What computes the losses [n] of logits [n, V] and puts the gradient of their sum in place of these."""
+
+    def __call__(self, logits: torch.Tensor, goal: torch.Tensor, *, gradient: bool) -> torch.Tensor:
+        """Goal [n]: the targets. gradient: whether it is asked for."""
+        ...
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -38,8 +46,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         targets: torch.Tensor,
         compute: torch.dtype,
         with_gradients: bool,
+        rows_loss: RowsLoss | None = None,
     ) -> torch.Tensor:
-        """Loss now, and the gradients that backward will hand out."""
+        """Loss now, and the gradients that backward will hand out. rows_loss: in place of torch's operators."""
         need_hidden, need_weight, need_bias = (with_gradients and need for need in ctx.needs_input_grad[:3])
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight: torch.Tensor | None = None
@@ -50,18 +59,17 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden.shape[0], rows):
             part = hidden[start : start + rows].to(compute)
             goal = targets[start : start + rows, None]
-            logits = (part @ head.t()).to(_wide(compute))
-            if bias is not None:
-                logits += bias
-            chosen = logits.gather(1, goal)
-            # softmax by hand and in place: logsumexp would copy the logits and take every exponential twice
-            top = logits.amax(dim=1, keepdim=True)
-            delta = logits.sub_(top).exp_()
-            mass = delta.sum(dim=1, keepdim=True)
-            total += (mass.log() + top - chosen).sum()
+            logits = part @ head.t()
+            if rows_loss is not None and bias is None:
+                delta, loss = logits, rows_loss(logits, goal[:, 0], gradient=need_hidden or need_weight)
+            else:
+                logits = logits.to(_wide(compute))
+                if bias is not None:
+                    logits += bias
+                delta, loss = _delta_and_loss(logits, goal, gradient=need_hidden or need_weight)
+            total += loss.sum()
             if not (need_hidden or need_weight):
                 continue
-            delta.div_(mass).scatter_add_(1, goal, torch.full_like(chosen, -1.0))
             if grad_bias is not None:
                 grad_bias += delta.sum(0)
             delta = delta.to(compute)
@@ -80,7 +88,20 @@ class LinearCrossEntropy(torch.autograd.Function):
         """Scale what forward prepared."""
         grad = grad_outputs[0]
         scaled = [None if saved is None else saved.mul_(grad.to(saved.dtype)) for saved in ctx.saved_tensors]
-        return (*scaled, None, None, None)
+        return (*scaled, None, None, None, None)
+
+
+def _delta_and_loss(logits: torch.Tensor, goal: torch.Tensor, *, gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """In place of the logits the gradient of the sum of their losses, if it is asked for, and the losses [n, 1]."""
+    chosen = logits.gather(1, goal)
+    # softmax by hand and in place: logsumexp would copy the logits and take every exponential twice
+    top = logits.amax(dim=1, keepdim=True)
+    delta = logits.sub_(top).exp_()
+    mass = delta.sum(dim=1, keepdim=True)
+    loss = mass.log() + top - chosen
+    if gradient:
+        delta.div_(mass).scatter_add_(1, goal, torch.full_like(chosen, -1.0))
+    return delta, loss
 
 
 def _add_product(
@@ -121,6 +142,8 @@ class CausalLoss(nn.Module):
         self.model = model
         self.compute = compute
         self.fused = False
+        self.rows_loss: RowsLoss | None = None
+        """A kernel for the losses of a chunk; None: torch's operators."""
         self.is_meta = is_meta
         self._own_positions = own_positions
         if not is_meta:
@@ -167,7 +190,7 @@ class CausalLoss(nn.Module):
         rows, goal = hidden.flatten(0, 1).index_select(0, trained), targets.flatten().index_select(0, trained)
         head = output_head(core)
         loss: torch.Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            rows, head.weight, head.bias, goal, self.compute, torch.is_grad_enabled()
+            rows, head.weight, head.bias, goal, self.compute, torch.is_grad_enabled(), self.rows_loss
         )
         return loss
 

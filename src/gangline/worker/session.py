@@ -187,7 +187,7 @@ def assemble(
     job, world, precision = strategy.job, strategy.world, strategy.precision
     steps = total_steps(len(train_set), job.batch, epochs=job.epochs, steps=job.steps)
     with connecting():
-        place = KernelPlace(model=loss.model, job=job, device=world.device, precision=precision)
+        place = KernelPlace(loss=loss, job=job, device=world.device, precision=precision)
         kernels = put_in_kernels(place, world_size=world.size)
         strategy.agree(loss)
         strategy.wrap(loss)

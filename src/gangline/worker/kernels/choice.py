@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from gangline.errors import UsageError
 from gangline.kernel_table import KERNELS
 from gangline.runs.job import Job
+from gangline.worker.loss import CausalLoss
 from gangline.worker.precision import Precision
 
 log = logging.getLogger(__name__)
@@ -25,11 +27,16 @@ log = logging.getLogger(__name__)
 class KernelPlace:
     """What a kernel is to be put into."""
 
-    model: nn.Module
-    """With or without a wrapper of peft; its weights may be on the meta device."""
+    loss: CausalLoss
+    """With the model, which may have a wrapper of peft; its weights may be on the meta device."""
     job: Job
     device: torch.device
     precision: Precision
+
+    @property
+    def model(self) -> nn.Module:
+        """The model in the loss."""
+        return self.loss.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +70,8 @@ class Kernels:
 
 
 NO_KERNELS = ("torch",)
+INTERPRETER = "TRITON_INTERPRET"
+"""The variable of Triton that makes it compute on a processor, operation by operation; tests set it."""
 
 
 def put_in_kernels(place: KernelPlace, *, world_size: int) -> Kernels:
@@ -75,24 +84,41 @@ def put_in_kernels(place: KernelPlace, *, world_size: int) -> Kernels:
     if words == NO_KERNELS:
         return found
     names = list(KERNELS) if words == ("auto",) else [name for name in KERNELS if name in words]
-    modules = {name: importlib.import_module(KERNELS[name].place) for name in names}
-    obstacles = {name: _obstacle(name, modules[name], place) for name in names}
+    obstacles = {name: _obstacle(name, place) for name in names}
     everywhere = _everywhere([not obstacles[name] for name in names], world_size=world_size)
     for name, works in zip(names, everywhere, strict=True):
         if not works:
             found.leave(name, obstacles[name] or "to work on all ranks; the log of another one says what it lacks")
-        elif number := modules[name].put_in(place):
+        elif number := _module(name).put_in(place):
             found.taken[name] = number
         else:
             found.leave(name, f"a model that it fits; nothing in this one computes {KERNELS[name].replaces}")
     return found
 
 
-def _obstacle(name: str, module: Any, place: KernelPlace) -> str:
+def _module(name: str) -> Any:
+    return importlib.import_module(KERNELS[name].place)
+
+
+def _obstacle(name: str, place: KernelPlace) -> str:
     package = KERNELS[name].package
-    if package and importlib.util.find_spec(package.replace("-", "_")) is None:
+    if package and importlib.util.find_spec(package) is None:
         return f"the package {package}, which this environment lacks"
-    return str(module.obstacle(place))
+    return str(_module(name).obstacle(place))
+
+
+def same_within(dtype: torch.dtype) -> float:
+    """How far, relative to their norm, numbers may be apart that come of one formula: some roundings, no more."""
+    return 1e-6 if dtype is torch.float32 else 1e-2
+
+
+def triton_obstacle(place: KernelPlace) -> str:
+    """The `obstacle` of kernels that are written in Triton."""
+    if place.device.type != "cuda" and os.environ.get(INTERPRETER) != "1":
+        return f"a GPU; ranks compute on {place.device.type}"
+    if place.precision.compute is torch.float64:
+        return "fp32, bf16 or fp16; this run computes in fp64"
+    return ""
 
 
 def _everywhere(flags: Iterable[bool], *, world_size: int) -> list[bool]:
