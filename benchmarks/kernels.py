@@ -114,7 +114,7 @@ def turns(tokens: int) -> Trial:
 
         return step
 
-    return Trial("rotary-embedding", {name: side(function) for name, function in functions.items()})
+    return Trial("rotary", {name: side(function) for name, function in functions.items()})
 
 
 def losses(tokens: int) -> Trial:

@@ -2,7 +2,7 @@
 
     packed-attention    attention inside the documents of packed rows, all of them in one call
     rms-norm            root-mean-square norms in one pass
-    rotary-embedding    turns of queries and keys by their positions in one pass
+    rotary              turns of queries and keys by their positions in one pass
     gated-mlp           act(gate) * up of a feed-forward layer in one pass
     cross-entropy       loss and gradient of a chunk of logits in place
     lora                an adapter's output added within its second product
@@ -17,9 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-KernelWord = Literal[
-    "auto", "torch", "packed-attention", "rms-norm", "rotary-embedding", "gated-mlp", "cross-entropy", "lora"
-]
+KernelWord = Literal["auto", "torch", "packed-attention", "rms-norm", "rotary", "gated-mlp", "cross-entropy", "lora"]
 _FOLDER = "gangline.worker.kernels"
 
 
@@ -42,7 +40,7 @@ KERNELS: Mapping[str, Kernel] = {
     "rms-norm": Kernel(
         replaces="root-mean-square norms, operation by operation", place=f"{_FOLDER}.rms_norm", package="triton"
     ),
-    "rotary-embedding": Kernel(
+    "rotary": Kernel(
         replaces="turns of queries and keys, operation by operation",
         place=f"{_FOLDER}.rotary_embedding",
         package="triton",

@@ -1,4 +1,4 @@
-"""rotary-embedding: queries and keys are turned by their positions in one pass over all heads, by Triton.
+"""rotary: queries and keys are turned by their positions in one pass over all heads, by Triton.
 
     y1 = x1 c1 - x2 s1,  y2 = x2 c2 + x1 s2        dx1 = dy1 c1 + dy2 s2,  dx2 = dy2 c2 - dy1 s1
 
