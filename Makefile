@@ -17,7 +17,7 @@ PREPARE := tests/process/prepare tests/process/agent/prepare $(wildcard tests/la
 LAUNCHERS := $(addprefix tests/process/launch/test_,started_by_others.py other_launchers.py) \
 	$(addprefix tests/lab/test_,mpirun.py started_by_deepspeed.py)
 RAY := tests/process/launch/test_ray_contract.py tests/lab/test_ray.py
-METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py architecture.py nf4.py optimizers.py \
+METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py architecture.py compiled.py nf4.py optimizers.py \
 	recipes.py spikes.py)
 USE := $(addprefix tests/train/test_,evaluate.py export.py generate.py gguf.py notebook.py recorded_export.py serving.py)
 MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibrate.py closed_form.py scaling.py \

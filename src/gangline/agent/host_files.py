@@ -22,6 +22,7 @@ PHASES = (
     "evaluate",
     "save",
     "ended",
+    "compile",
 )
 AGENT_RECORD = "agent.json"
 STATUS = "status.json"

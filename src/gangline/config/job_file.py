@@ -338,6 +338,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     check_precision(checked)
     _check_exchange(checked)
     _check_kernels(checked)
+    _check_compile(checked)
     _check_schedule(checked)
     _check_evaluation(checked)
     _check_early_stopping(checked)
@@ -367,6 +368,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         kernels=tuple(dict.fromkeys(words.kernels)),
         activation_checkpointing=words.activation_checkpointing or words.activation_offloading,
         activation_offloading=words.activation_offloading,
+        compile=words.compile,
         strategy=strategy,
         exchange="fp32" if words.exchange == "auto" else words.exchange,
         optimizer=optimizer,
@@ -511,6 +513,18 @@ def _check_kernels(checked: Checked[JobWords]) -> None:
             seen=f"{quote(alone[0])} beside other words",
             expected="auto, torch, or names of kernels",
             fix="delete the one or the others",
+        )
+
+
+def _check_compile(checked: Checked[JobWords]) -> None:
+    dropout = checked.words.method.dropout
+    if checked.words.compile and dropout and checked.words.method.kind != "full":
+        checked.report(
+            ("compile",),
+            seen=f"compile with method.dropout: {dropout:g}",
+            expected="no dropout: masks that belong to samples are drawn by functions that are not compiled",
+            fix="write `dropout: 0`, or delete compile",
+            reads=(("method", "dropout"),),
         )
 
 

@@ -16,7 +16,7 @@ from gangline.optimizers import OPTIMIZERS
 from gangline.runs.decode import build
 from gangline.runs.job import MethodJob, OptimizerJob, StrategyJob
 from gangline.runs.step_schedule import part_of
-from gangline.strategies.base import AUTO, EXTRAS, Asked, extras_of, listed, violations
+from gangline.strategies.base import AUTO, METHOD_EXTRAS, Asked, extras_of, listed, violations
 from gangline.strategies.table import plan_half, strategy_keys
 
 DISK = "offload_to"
@@ -28,7 +28,7 @@ def check_strategy(checked: Checked[JobWords], method: MethodJob) -> None:
     half = None if words.strategy.kind == AUTO else plan_half(words.strategy.kind)
     _check_keys(checked, keys_of(words.strategy.kind))
     for each in violations(half, asked_of_words(words, method)):
-        key = each.key if words.method.adapter is None or each.key not in EXTRAS else "method.adapter"
+        key = each.key if words.method.adapter is None or each.key not in METHOD_EXTRAS else "method.adapter"
         checked.report(
             _path(key), seen=each.seen, expected=each.expected, fix=each.fix, reads=tuple(map(_path, each.reads))
         )
@@ -56,7 +56,7 @@ def asked_of_words(words: JobWords, method: MethodJob) -> Asked:
         activation_offloading=words.activation_offloading,
         offload=tuple(words.strategy.offload) if "offload" in keys_of(words.strategy.kind) else (),
         replicas=words.strategy.replicas,
-        extras=extras_of(method),
+        extras=extras_of(method, compiles=words.compile),
     )
 
 

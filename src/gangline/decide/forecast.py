@@ -419,7 +419,9 @@ def _require_ranks(job: Job, world: PlannedCluster) -> None:
         return
     ranks = {host: len(world.placements_of(host)) for host in world.hosts}
     offload, replicas = job.strategy.offload, job.strategy.replicas
-    asked = Asked(method=job.method.kind, offload=offload, replicas=replicas, extras=extras_of(job.method))
+    asked = Asked(
+        method=job.method.kind, offload=offload, replicas=replicas, extras=extras_of(job.method, compiles=job.compile)
+    )
     _refuse(next(half.machine_violations(asked, Machines(ranks=ranks, sharing=world.crowded)), None))
 
 
@@ -471,7 +473,7 @@ def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGL
         draws_by_sample=job.draws == "sample",
         dora=job.method.dora,
         splits=job.method.splits,
-        extras=extras_of(job.method),
+        extras=extras_of(job.method, compiles=job.compile),
         checkpointing=job.activation_checkpointing,
         offloading=job.activation_offloading,
         packed=job.data.packing,

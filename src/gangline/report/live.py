@@ -96,7 +96,7 @@ class ProgressLine:
 
     def _remember(self, record: dict[str, Any]) -> None:
         self.history.add(record)
-        past = {"step": ("load", "evaluate", "step"), "evaluation": ("load", "evaluate")}
+        past = {"step": ("load", "evaluate", "compile", "step"), "evaluation": ("load", "evaluate")}
         self._past.update((str(record.get("attempt")), stage) for stage in past.get(str(record.get("kind")), ()))
 
     def _is_past(self, record: dict[str, Any]) -> bool:

@@ -460,6 +460,8 @@ class Job(Record):
     activation_checkpointing: bool = False
     activation_offloading: bool = False
     """Whether the layers' inputs, which is what recomputation keeps, lie in the machine's memory until backward."""
+    compile: bool = False
+    """Whether every decoder layer is compiled before the first step of an attempt."""
     strategy: StrategyJob = StrategyJob()
     exchange: Literal["fp32", "bf16"] = "fp32"
     """What gradients travel as between ranks (fp32: as they are)."""

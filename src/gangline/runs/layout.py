@@ -61,9 +61,10 @@ PHASES = (
     "evaluate",
     "save",
     "ended",
+    "compile",
 )
 """What a rank does, by number, as its phase file says. importing: torch. joining: the process group. joined: loading
-the model, restoring. The rest: one step."""
+the model, restoring. compile: of layers, before the first step. The rest: one step."""
 SCHEMA_VERSION = (1, 0)
 """Major and minor, of all records of a run together; see `record_versions`."""
 AGENT_NAMES: Mapping[str, str] = {

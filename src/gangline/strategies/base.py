@@ -39,10 +39,11 @@ ADAPTERS = ("lora", "qlora")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 FULL = (("method.kind", ("full",)),)
 """A condition of `Limit`: every weight is trained."""
-EXTRAS = (
+METHOD_EXTRAS = (
     *("method.dora", "method.modules_to_save", "method.train_tokens", "method.target_parameters", "method.init"),
     "method.quantise_experts",
 )
+EXTRAS = (*METHOD_EXTRAS, "compile")
 """Keys of a job that a strategy may limit by whether they ask for anything: `Asked.extras`."""
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "method.kind": METHODS,
@@ -111,6 +112,12 @@ NO_QUANTISED_EXPERTS = Limit(
     refused=(True,),
     why="experts of few bits are unpacked where a rank has all of them",
     fix="write `strategy: ddp`, or delete quantise_experts and write `kind: lora`",
+)
+NO_COMPILE = Limit(
+    key="compile",
+    refused=(True,),
+    why="layers are compiled where a rank computes each of them whole, by a plain call",
+    fix="delete it, or write `strategy: ddp` or `strategy: fsdp`",
 )
 EVERY: tuple[Limit, ...] = (
     Limit(
@@ -519,15 +526,16 @@ class PlanHalf:
         return "in which the model lies in parts, and no host can do it alone" if divided else ""
 
 
-def extras_of(method: MethodJob) -> tuple[str, ...]:
-    """The keys of `EXTRAS` by which a job asks for something, or the adapter that it goes on with does."""
-    asked = {f"method.{key}" for key in _METHOD_EXTRAS if getattr(method, key)}
+def extras_of(method: MethodJob, *, compiles: bool) -> tuple[str, ...]:
+    """The keys of `EXTRAS` by which a job asks for something, or the adapter that it goes on with does.
+
+    compiles: the job's `compile`.
+    """
+    asked = {key for key in METHOD_EXTRAS if getattr(method, key.removeprefix("method."))}
     if not method.splits:  # other beginnings leave the weights alone
         asked.discard("method.init")
-    return tuple(key for key in EXTRAS if method.kind != "full" and key in asked)
-
-
-_METHOD_EXTRAS = [key.removeprefix("method.") for key in EXTRAS]
+    found = tuple(key for key in METHOD_EXTRAS if method.kind != "full" and key in asked)
+    return (*found, "compile") if compiles else found
 
 
 def asked_of(training: Training) -> Asked:

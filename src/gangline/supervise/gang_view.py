@@ -38,10 +38,11 @@ from gangline.units import MOST_NAMED, format_duration, listed_ranks, shortened
 
 AGAIN_S = 15.0
 """The first interval between two reports of the same stage; each is twice as long as the one before."""
-STAGES = ("load", "evaluate", "step")
+STAGES = ("load", "evaluate", "compile", "step")
 WORDS = {
     "load": ("loads the model", "load the model"),
     "evaluate": ("evaluates the model before the first step", "evaluate the model before the first step"),
+    "compile": ("compiles the layers of the model", "compile the layers of the model"),
     "step": ("works on the first step", "work on the first step"),
 }
 """For one rank, and for several."""
@@ -97,7 +98,7 @@ class FirstStep:
 def _stage(phase: str | None) -> int:
     if phase in {"importing", "joining", "joined", None}:
         return STAGES.index("load")
-    return STAGES.index("evaluate" if phase == "evaluate" else "step")
+    return STAGES.index(phase if phase in {"evaluate", "compile"} else "step")
 
 
 # Stacks of ranks, fetched in the background.

@@ -431,7 +431,7 @@ FIRST_S = 300.0
 PAUSE_S = 600.0
 """The limit for ranks that evaluate or save, without a sign of life."""
 LOADING_S = 1800.0
-"""The limit for ranks that load the model; they give no sign of life."""
+"""The limit for ranks that load the model, or compile it; they give no sign of life."""
 SILENT_S = 10.0
 """After so long without an answer, a host is the cause if all others wait."""
 OVERDUE = 1.5
@@ -441,7 +441,9 @@ EVIDENCE_S = 5.0
 STARVED_S = 1800.0
 """So much time without a processor, or of swapping, is no part of a step's duration."""
 LOADING = {"importing", "joining", "joined"}
-PAUSES = LOADING | {"evaluate", "save"}
+SLOW = LOADING | {"compile"}
+"""In these a rank gives no sign of life for long."""
+PAUSES = SLOW | {"evaluate", "save"}
 
 
 class Hang:
@@ -532,7 +534,7 @@ class Hang:
         phases = {each.phase for each in seen}
         starved_s = {} if phases & PAUSES else {each.rank: self._steps.starved_s(each) for each in seen}
         if phases & PAUSES:
-            limit_s = LOADING_S if phases & LOADING else PAUSE_S
+            limit_s = LOADING_S if phases & SLOW else PAUSE_S
             since = max(each.told_at for each in seen)
             words = f"no progress for {seconds(now - since)} while ranks {_listed_phases(phases & PAUSES)}"
             still_s = limit_s

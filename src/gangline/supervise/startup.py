@@ -27,7 +27,7 @@ IMPORTS = {"launcher", "torch"}
 """Stages that wait for an import, which takes long on a slow disk."""
 BUSY = 2.0
 """A load per core that makes a start slow."""
-ARRIVED = {"joined", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
+ARRIVED = {"joined", "compile", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
 """Phases of a rank that has joined."""
 
 

@@ -137,6 +137,10 @@ TO_COPY = _torch("torch:ops.aten._to_copy.default", "comparing the operations of
 READ_SCALAR = _torch(
     "torch:ops.aten._local_scalar_dense.default", "answering for a number that is read from a tensor without numbers"
 )
+DYNAMO = _torch("torch:_dynamo.config", "compiling the layers of a model inside of DDP without cuts at its buckets")
+COMPILE_COUNTERS = _torch(
+    "torch._dynamo.utils:counters", "saying how much was compiled, and how much was found compiled"
+)
 GROUPED_PRODUCT = _torch("torch:ops.aten._grouped_mm.default", "the shapes of experts in a step without numbers")
 
 TP_PLAN = _transformers(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -46,8 +46,8 @@ def keep_apart(model: nn.Module, *, length: int, at_once: bool = False) -> bool:
     text = config.get_text_config()
     if ATTENTION.of(config) not in PLAIN or text.model_type in OWN_MASKS or not _sees_all(text, length):
         return False
-    name, function = (AT_ONCE, attend_at_once) if at_once else (NAME, attend)
-    AttentionInterface.register(name, function)
+    name = AT_ONCE if at_once else NAME
+    AttentionInterface.register(name, FUNCTIONS[name])
     model.set_attn_implementation(name)  # type: ignore[operator]
     return True
 
@@ -106,6 +106,10 @@ def attend_at_once(
     flat = (each.transpose(1, 2).reshape(rows * length, -1, size).to(dtype) for each in (query, key, value))
     found = varlen(*flat, borders=borders, scale=options.get("scaling"))
     return found.view(rows, length, heads, size), None
+
+
+FUNCTIONS: Mapping[str, Callable[..., tuple[torch.Tensor, None]]] = {NAME: attend, AT_ONCE: attend_at_once}
+"""By the name that transformers knows them under."""
 
 
 def _borders(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, options: dict[str, Any]) -> Borders:

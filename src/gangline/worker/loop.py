@@ -26,6 +26,7 @@ from gangline.runs.step_schedule import cadence, learning_rate
 from gangline.worker.agree import NO_TIMES, RankTimes, StepReport, agree
 from gangline.worker.balance import LoadBalancer, SharesMoved, padded_tokens
 from gangline.worker.batch import Batch, Indices, begin_draws, joined, micro_batch_seed, pick
+from gangline.worker.compiled import compile_layers
 from gangline.worker.dropout import SampleDropout, random_parts
 from gangline.worker.exchange import settle_exchange
 from gangline.worker.memory_watch import MemoryWatch, memory_bytes
@@ -101,7 +102,7 @@ class TrainingRun:
         self._joins = max(session.world.gang.pass_lengths(session.order.micro_batch)) > 1
         parts = random_parts(session.model, getattr(base_of(session.model), "config", None))
         self._drops = session.draws_by_sample and next(parts, None) is not None
-        self._is_watched = session.draws_by_sample and self._joins
+        self._is_watched = session.draws_by_sample and self._joins and not session.job.compile
         """Whether the next pass shows if the model draws at random in other ways, which unlike sizes refuse."""
         self.parameters = list(trainable(session.model).values())
         """Those that are trained."""
@@ -249,6 +250,7 @@ class Loop:
         if session.job.evaluation.at_start if progress.step == 0 else self._lacks_evaluation():
             self._evaluate()
         if not self._is_done():
+            self._compile()
             self._stepper.begin()
         while not self._is_done():
             before = progress.step
@@ -269,6 +271,12 @@ class Loop:
         self._save(wait=True)
         self._tell_early_end()
         return self._end("finished")
+
+    def _compile(self) -> None:
+        """Compile the layers where the job says so, and note how long it took."""
+        if self.session.job.compile:
+            self._out.enter("compile", step=self.progress.step + 1)
+            self._out.event("compiled", step=self.progress.step, **compile_layers(self.session))
 
     def _is_done(self) -> bool:
         """Whether no step is left, or the evaluation loss falls no more. All ranks know the same losses."""

@@ -98,7 +98,7 @@ def _require_capable(setup: StrategySetup, half: PlanHalf | None) -> None:
         precision=setup.precision.name,
         parameters="fp32" if setup.precision.parameters is torch.float32 else "compute",
         optimizer=job.optimizer.kind,
-        extras=extras_of(job.method),
+        extras=extras_of(job.method, compiles=job.compile),
     )
     ranks = {host: gang.num_ranks(host) for host in gang.hosts}
     found = violations(half, asked, Machines(ranks=ranks, sharing=gang.hosts if gang.shares_gpus else ()))

@@ -169,6 +169,7 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
         "method.quantise_experts",  # of qlora, as `bits` is: test_method.py
         "method.adapter",
         "activation_offloading",
+        "compile",  # not with dropout
         "pause_at",  # a sweep sets it: tests/unit/sweep/test_drive.py
         "callbacks",  # of plug-ins alone: tests/process/test_plugin_examples.py
         "plugins",
@@ -882,3 +883,14 @@ def test_what_is_wrong_by_type_is_not_judged_again_by_a_rule(folder):
     text = refused(folder, "model: ./llama\ndata: {train: rows.jsonl}\nbatch: 7\nmicro_batch: two\n")
     assert "micro-batches" not in text
     assert "mistakes" not in text
+
+
+def test_layers_are_compiled_unless_they_drop_or_the_strategy_cannot(folder):
+    assert load(folder, MINIMAL).compile is False
+    for kind in ("auto", "ddp", "fsdp", "hsdp", "local-sgd"):
+        assert load(folder, MINIMAL, "compile=true", f"strategy={kind}").compile
+    for kind in ("zero-1", "zero-2", "zero-3", "tp", "pipeline"):
+        with pytest.raises(SpecError, match=rf"compile with strategy: {kind}(.|\n)*write `strategy: ddp`"):
+            load(folder, MINIMAL, "compile=true", f"strategy={kind}")
+    with pytest.raises(SpecError, match=r"compile with method.dropout: 0.1(.|\n)*write `dropout: 0`"):
+        load(folder, MINIMAL, "compile=true", "method.kind=lora", "method.dropout=0.1")

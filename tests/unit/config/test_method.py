@@ -6,7 +6,7 @@ import pytest
 
 from gangline.config.load import load_job
 from gangline.errors import SpecError
-from gangline.strategies.base import EXTRAS, Asked, violations
+from gangline.strategies.base import METHOD_EXTRAS, Asked, violations
 from gangline.strategies.table import STRATEGIES, plan_half
 
 ADAPTER = {
@@ -107,7 +107,7 @@ EXTRA = {
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 @pytest.mark.parametrize("kind", [kind for kind in STRATEGIES.built_in if kind != "single"])
 def test_a_strategy_trains_an_option_or_the_job_is_refused_before_a_host_is_asked(folder, kind, method):
-    assert set(EXTRA) == set(EXTRAS)
+    assert set(EXTRA) == set(METHOD_EXTRAS)
     for key, words in EXTRA.items():
         if (key, method) == ("method.quantise_experts", "lora"):
             continue  # of qlora alone

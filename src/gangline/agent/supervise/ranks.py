@@ -232,7 +232,7 @@ def _sizes(folder: Path, pattern: str) -> List[int]:
 
 TORCH = b"/libtorch"
 """In a process's maps once it has imported torch."""
-ARRIVED = {"joined", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
+ARRIVED = {"joined", "compile", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
 """Phases of a rank that has joined."""
 STAYS_S = 2.0
 """A rank that moves on sooner is not looked at more closely."""

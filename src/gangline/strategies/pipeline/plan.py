@@ -27,6 +27,7 @@ from gangline.runs import formulas
 from gangline.strategies.base import (
     ADAPTERS,
     NO_ACTIVATION_OFFLOADING,
+    NO_COMPILE,
     NO_FP16,
     NO_QUANTISED_EXPERTS,
     Asked,
@@ -60,6 +61,7 @@ class PipelinePlan(PlanHalf):
         limits=(
             NO_FP16,
             NO_ACTIVATION_OFFLOADING,
+            NO_COMPILE,
             NO_QUANTISED_EXPERTS,
             Limit(
                 key="method.train_tokens",

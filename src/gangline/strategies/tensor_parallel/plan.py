@@ -24,6 +24,7 @@ from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
 from gangline.strategies.base import (
     NO_ACTIVATION_OFFLOADING,
+    NO_COMPILE,
     NO_EIGHT_BITS,
     NO_FP16,
     NO_WHOLE_MATRICES,
@@ -92,6 +93,7 @@ class TensorParallelPlan(PlanHalf):
             NO_EIGHT_BITS,
             replace(NO_WHOLE_MATRICES, fix="write `kind: adamw`, `kind: lion` or `kind: sgd`, or `strategy: ddp`"),
             NO_ACTIVATION_OFFLOADING,
+            NO_COMPILE,
         ),
         min_ranks_on_host=2,
         equal_hosts=True,

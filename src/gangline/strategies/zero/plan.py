@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Literal
 from gangline.planner.states import Term
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
-from gangline.strategies.base import ADAMW_ONLY, METHODS, NO_ACTIVATION_OFFLOADING, Capabilities, Limit, PlanHalf
+from gangline.strategies.base import (
+    ADAMW_ONLY,
+    METHODS,
+    NO_ACTIVATION_OFFLOADING,
+    NO_COMPILE,
+    Capabilities,
+    Limit,
+    PlanHalf,
+)
 from gangline.strategies.fsdp.plan import sharded_s, sharded_traffic
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ LIMITS = (
     ),
     replace(ADAMW_ONLY, why="states that lie in parts are those of torch's AdamW"),
     NO_ACTIVATION_OFFLOADING,
+    NO_COMPILE,
     Limit(
         key="method.init",
         refused=(True,),
