@@ -6,7 +6,7 @@
 
 Without a network there, on a computer that has one (`pip list --format json` of the machine in there.json):
 
-    python -m benchmarks.gpu pack --to pack --there there.json --python 3.12 --piece-mib 60
+    python -m benchmarks.gpu pack --to pack --there there.json --python 3.12 --piece-mib 60 --cuda 13.0
     python -m benchmarks.gpu unpack --from pack        on the machine; later runs use what was unpacked
 
 Results: .gpu/results.jsonl, a line for each case, and a log beside it for each.
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gpu.cases import CASES
-from benchmarks.gpu.pack import PackError, pack, unpack
+from benchmarks.gpu.pack import PackError, needed, pack, unpack
 from benchmarks.gpu.runs import DONE, ROOT, Results, probe, run_all
 
 HOME = ROOT / ".gpu"
@@ -73,9 +73,12 @@ def _packing(argv: Sequence[str]) -> int:
     parser.add_argument("--there", type=Path, required=True, help="`pip list --format json` of the machine")
     parser.add_argument("--python", default="3.12", help="the machine's Python (default 3.12)")
     parser.add_argument("--piece-mib", type=float, default=60.0, help="the most that one piece may have")
+    parser.add_argument("--cuda", default="", help="of the machine's torch, such as 13.0: other libraries stay here")
+    parser.add_argument("--also", nargs="+", default=[], help="packages to compare with, such as trl and liger-kernel")
     options = parser.parse_args(argv)
+    words = {"there": options.there, "python": options.python, "piece_mib": options.piece_mib, "cuda": options.cuda}
     try:
-        made = pack(options.to, there=options.there, python=options.python, piece_mib=options.piece_mib)
+        made = pack(options.to, wanted=[*needed(), *options.also], **words)
     except PackError as error:
         print(error, file=sys.stderr)
         return 2

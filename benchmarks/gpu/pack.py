@@ -31,6 +31,7 @@ TOOLS = ("pytest>=8.3,<10", "pytest-timeout>=2.3,<3", "pytest-xdist>=3.8,<4", "j
 NEVER = ("torch",)
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(34, 16, -1)] + ["manylinux2014_x86_64"]
 _CHUNK = 1 << 20
+_FOR_ONE_DEVICE = re.compile(r"_(cuda|rocm|xpu)\d+\.so$")
 
 
 class PackError(Exception):
@@ -43,22 +44,20 @@ def pack(
     there: Path,
     python: str,
     piece_mib: float,
-    wanted: Sequence[str] | None = None,
-    projects: Sequence[Path] = (ROOT,),
+    wanted: Sequence[str | Path],
+    cuda: str = "",
 ) -> dict[str, Any]:
     """Write pieces and their list into `folder`, which has to be empty; gives back the list.
 
-    there: `pip list --format json` of the machine. wanted: what it has to have; None: what the trainer and the tests
-    need. projects: folders of which wheels are built.
+    there: `pip list --format json` of the machine. wanted: what it has to have; of folders wheels are built. cuda: the
+    version of the machine's torch, such as 13.0: libraries for other ones are left out.
     """
-    if wanted is None:
-        from gangline.tested import TESTED
-
-        wanted = [*(each.requirement for each in TESTED), *TOOLS]
     if folder.exists() and any(folder.iterdir()):
         raise PackError(f"{folder} is not empty: name another folder, or delete it")
+    packages = [each for each in wanted if isinstance(each, str)]
+    projects = [each for each in wanted if isinstance(each, Path)]
     installed = read_list(there)
-    if lacking := [name for name in NEVER if name in map(_plain, wanted) and name not in installed]:
+    if lacking := [name for name in NEVER if name in map(_plain, packages) and name not in installed]:
         raise PackError(f"{there} does not list {', '.join(lacking)}, which is never packed: install it there first")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -66,7 +65,10 @@ def pack(
         wheels.mkdir()
         for project in projects:
             _pip("wheel", "--no-deps", "--wheel-dir", str(wheels), str(project))
-        _fetch(wanted, wheels, installed=installed, python=python)
+        _fetch(packages, wheels, installed=installed, python=python)
+        if cuda:
+            for made in wheels.glob("*.whl"):
+                _leave_out(made, cuda)
         names = sorted(wheel.name for wheel in wheels.glob("*.whl"))
         whole = Path(temporary) / "wheels.tar"
         with tarfile.open(whole, "w") as archive:  # wheels are compressed already
@@ -76,6 +78,13 @@ def pack(
     made = {"python": python, "wheels": names, "pieces": pieces, "sha256": {n: _digest(folder / n) for n in pieces}}
     (folder / LIST).write_text(json.dumps(made, indent=2), encoding="utf-8")
     return made
+
+
+def needed() -> list[str | Path]:
+    """What the trainer and the tests need, and gangline itself: commands look for its distribution."""
+    from gangline.tested import TESTED
+
+    return [ROOT, *(each.requirement for each in TESTED), *TOOLS]
 
 
 def unpack(folder: Path, *, into: Path) -> list[str]:
@@ -174,6 +183,30 @@ def _requires(wheel: Path, python: str) -> list[str]:
     environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": "", "sys_platform": "linux"}
     asked = [row for row in map(Requirement, rows) if row.marker is None or row.marker.evaluate(environment)]
     return [f"{row.name}{row.specifier}" for row in asked]
+
+
+def _leave_out(wheel: Path, cuda: str) -> None:
+    """Take out of a wheel what it has for other versions of CUDA, and for cards of other makers.
+
+    bitsandbytes has a library for each, of which a machine loads one: 4 MB of 43 are left.
+    """
+    kept = f"_cuda{cuda.replace('.', '')}.so"
+    with zipfile.ZipFile(wheel) as archive:
+        rows = archive.infolist()
+        gone = {row.filename for row in rows if _FOR_ONE_DEVICE.search(row.filename)}
+        gone = {name for name in gone if not name.endswith(kept)}
+        if not gone:
+            return
+        slim = wheel.with_suffix(".slim")
+        with zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED) as left:
+            for row in rows:
+                data = archive.read(row)
+                if row.filename.endswith(".dist-info/RECORD"):
+                    lines = data.decode().splitlines(keepends=True)
+                    data = "".join(line for line in lines if line.split(",")[0] not in gone).encode()
+                if row.filename not in gone:
+                    left.writestr(row, data)
+    slim.replace(wheel)
 
 
 def _cut(whole: Path, folder: Path, *, size: int) -> list[str]:

@@ -262,9 +262,10 @@ def listed(tmp_path, **versions):
     return path
 
 
-def packed(tmp_path, *wanted, piece_mib=60.0, **versions):
+def packed(tmp_path, *wanted, piece_mib=60.0, cuda="", **versions):
     there = listed(tmp_path, **versions)
-    return pack(tmp_path / "pack", there=there, python=HERE, piece_mib=piece_mib, wanted=wanted, projects=())
+    words = {"there": there, "python": HERE, "piece_mib": piece_mib, "cuda": cuda}
+    return pack(tmp_path / "pack", wanted=wanted, **words)
 
 
 def test_only_what_is_missing_or_too_old_is_packed_and_never_torch(tmp_path, index):
@@ -287,6 +288,16 @@ def test_pieces_have_the_given_size_and_are_put_together_again(tmp_path, index):
     code = "import rocket, fuel, tank; print(rocket.VERSION, fuel.VERSION, tank.VERSION)"
     told = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True)
     assert told.stdout.decode().split() == ["2.5", "2.1", "1.0"]
+
+
+def test_libraries_for_other_versions_of_cuda_and_for_other_cards_are_left_out(tmp_path, index):
+    files = ["cpu", "cuda124", "cuda130", "rocm72", "xpu2025"]
+    with zipfile.ZipFile(index / "tank-1.0-py3-none-any.whl", "a") as archive:
+        for name in files:
+            archive.writestr(f"tank/lib_{name}.so", os.urandom(5000))
+    packed(tmp_path, "tank", cuda="13.0")
+    unpack(tmp_path / "pack", into=tmp_path / "site")
+    assert sorted(path.name for path in (tmp_path / "site" / "tank").glob("*.so")) == ["lib_cpu.so", "lib_cuda130.so"]
 
 
 def test_a_piece_that_is_missing_or_damaged_is_named(tmp_path, index):
