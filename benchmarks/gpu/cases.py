@@ -25,94 +25,40 @@ TOGETHER = 6
 
 def _tests(name: str, *words: str, expected_s: float, shows: str) -> Case:
     # where it is installed, pytest-benchmark warns of `-n`, and warnings are errors
-    argv = (
-        "{python}",
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:benchmark",
-        "-n",
-        str(TOGETHER),
-        *words,
-    )
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-n", str(TOGETHER))
+    argv = ("{python}", "-m", "pytest", *options, *words)
     return Case(name=name, argv=argv, expected_s=expected_s, limit_s=max(180.0, 5 * expected_s), shows=shows)
+
+
+def _files(*names: str) -> tuple[str, ...]:
+    """Files of tests/train: several in a case, for every case imports everything anew, once for each process."""
+    return tuple(f"tests/train/test_{name}.py" for name in names)
 
 
 CASES = (
     _tests(
         "private-names",
-        "tests/train/test_compat.py",
+        *_files("compat"),
         expected_s=20,
         shows="the installed torch, transformers and DeepSpeed have every private name that gangline takes",
     ),
     _tests(
-        "nccl",
-        *("-m", "gpu", "tests/train/test_contract.py"),
-        expected_s=120,
-        shows="every strategy trains as one process does; its ranks share a card, and NCCL takes each for a host",
-    ),
-    _tests(
-        "waiting",
-        *("-m", "gpu", "tests/train/test_gpu.py"),
+        "card",
+        *("-m", "gpu", *_files("gpu", "kernels", "prefork", "checkpoint")),
         expected_s=60,
-        shows="a step waits for the card once, and what else only a card can answer",
+        shows="a step waits for the card once; kernels, facts, samples, forked ranks, saves, a lack of memory",
     ),
     _tests(
-        "resume",
-        *("-m", "gpu", "tests/train/test_resume.py"),
-        expected_s=60,
-        shows="three ranks on one card are stopped and go on to the bit",
+        "ranks-on-one-card",
+        *("-m", "gpu", *_files("contract", "resume", "broken")),
+        expected_s=150,
+        shows="every strategy trains as one process does over NCCL and gloo, resumes to the bit, and outlives its peers",
     ),
     _tests(
-        "kernels",
-        *("-m", "gpu", "tests/train/test_kernels.py"),
-        expected_s=60,
-        shows="the kernels of a card have the numbers of plain torch",
-    ),
-    _tests(
-        "lost-peers",
-        *("-m", "gpu", "tests/train/test_broken.py"),
-        expected_s=60,
-        shows="a rank on the card dies, hangs or fails: the others, which wait in NCCL, save their last step",
-    ),
-    _tests(
-        "fork",
-        *("-m", "gpu", "tests/train/test_prefork.py"),
-        expected_s=30,
-        shows="a rank that is forked from a process with all imports computes on the card",
-    ),
-    _tests(
-        "packed-weights",
-        *("-m", "gpu", "tests/train/test_nf4.py"),
-        expected_s=120,
-        shows="full, LoRA and QLoRA have the losses of a processor, in fp32, bf16 and fp16",
-    ),
-    _tests(
-        "checkpoints",
-        *("-m", "gpu", "tests/train/test_checkpoint.py"),
-        expected_s=30,
-        shows="a state on a GPU is saved through pinned memory while it changes",
-    ),
-    _tests(
-        "offloading",
-        *("-m", "gpu", "tests/train/test_offload.py"),
-        expected_s=60,
-        shows="activations in the machine's memory change no gradient, and leave room on the GPU",
-    ),
-    _tests(
-        "eight-bit-moments",
-        *("-m", "gpu", "tests/train/test_adam8.py"),
-        expected_s=60,
-        shows="8-bit AdamW, paged or not, goes on after a resume as without a break",
-    ),
-    _tests(
-        "same-training",
-        *("-m", "gpu", "tests/train/test_benchmark.py"),
-        expected_s=60,
-        shows="our loop and HF Trainer have the same losses on a GPU",
+        "numbers",
+        *("-m", "gpu", *_files("nf4", "offload", "adam8", "benchmark")),
+        expected_s=90,
+        shows="full, LoRA, QLoRA, 8-bit moments and offloading have the losses of a processor, and of HF Trainer",
     ),
     Case(
         name="speed-table",
@@ -130,7 +76,7 @@ CASES = (
     ),
     _tests(
         "contract",
-        "tests/train/test_contract.py",
+        *("-m", "not gpu", *_files("contract")),
         expected_s=400,
         shows="every strategy trains alike with the library versions of this machine (on its processors)",
     ),
