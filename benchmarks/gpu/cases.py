@@ -52,7 +52,7 @@ CASES = (
         "ranks-on-one-card",
         *("-m", "gpu", *_files("contract", "resume", "broken")),
         expected_s=150,
-        shows="every strategy trains as one process does over NCCL and gloo, resumes to the bit, and outlives its peers",
+        shows="strategies train over NCCL and gloo as one process does, resume to the bit, and outlive their peers",
     ),
     _tests(
         "numbers",

@@ -51,7 +51,7 @@ def stepper_of(session) -> Synchronous:
 
 def waits_on_a_gpu(words: dict, *, packed: bool, strategy: str = "single", shares=(10,)) -> list[list[str]]:
     """Where each of some steps waits for the card: torch itself tells of everything that does."""
-    rank = dist.get_rank() if len(shares) > 1 else 0
+    rank = dist.get_rank() if dist.is_initialized() else 0
     job = make_job(**words)
     world = make_world(list(shares), rank=rank, strategy=strategy, device="cuda")
     session = make_session(job, world, packed=packed, num_evaluation=0)

@@ -45,6 +45,17 @@ def test_a_step_waits_for_the_card_once(zygote, words, packed):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tp", "pipeline"])
+def test_a_step_of_two_ranks_waits_for_the_card_once(pool, strategy):
+    words = {"method": "full", "precision": "bf16", "dropout": 0.0}
+    shares = {"tp": [10], "pipeline": [1, 1]}.get(strategy, [5, 5])
+    for waits in pool(2, "cuda").run(
+        cases_gpu.waits_on_a_gpu, words=words, packed=True, strategy=strategy, shares=shares
+    ):
+        assert names(waits) == [READ] * cases_gpu.STEPS, waits
+
+
+@pytest.mark.gpu
 def test_a_rank_without_a_card_is_refused_beside_one_with(pool):
     for error in pool(2).run(cases_gpu.with_a_rank_on_a_processor):
         assert error["what"] == "some ranks of the gang have a GPU and some have none"
