@@ -67,6 +67,7 @@ ROOM_GIB = 132.0
 CONTEXT_BYTES = 1 << 30
 """Of a process beside its tensors, at the most."""
 Device = Literal["cuda", "cpu", "trace"]
+Kind = Literal["memory", "time"]
 Line = dict[str, Any]
 MIXTURE = {
     "model_type": "qwen3_moe",
@@ -184,8 +185,9 @@ def candidate_of(setting: Setting, *, hosts: str = HOSTS) -> Candidate:
     """The way that the plan weighs for this setting."""
     with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
         choice = forecast(setting, Path(folder), hosts=hosts).choice
-    assert choice is not None and choice.best is not None, setting
-    return choice.best
+    found = None if choice is None else choice.best
+    assert found is not None, setting
+    return found
 
 
 def planned(memory: Memory) -> dict[str, Any]:
@@ -399,7 +401,7 @@ class Task:
     """One line to be made. room: bytes of the card that it takes."""
 
     name: str
-    kind: Literal["memory", "time"]
+    kind: Kind
     setting: Setting
     room: int
 
@@ -407,7 +409,8 @@ class Task:
 def tasks(names: Iterable[str], device: Device, *, done: Iterable[tuple[str, str]] = ()) -> Iterator[Task]:
     """What is not done, memory first."""
     have, chosen = set(done), {name: SETTINGS[name] for name in names}
-    for kind in ("memory",) if device == "trace" else ("memory", "time"):
+    kinds: tuple[Kind, ...] = ("memory",) if device == "trace" else ("memory", "time")
+    for kind in kinds:
         for name, setting in chosen.items():
             if (kind, name) not in have and (kind == "memory" or setting.timed):
                 room = room_bytes(setting, candidate_of(setting))
