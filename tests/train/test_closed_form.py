@@ -13,8 +13,8 @@ from tests.unit.planner.published import config
 
 pytestmark = pytest.mark.rotating
 
-WORKSPACE = 8 << 20
-"""Of cuBLAS: a trace on a CPU has none."""
+WORKSPACE = CUDA.workspace_bytes
+"""A trace has none of cuBLAS."""
 LLAMA = config("llama", 1024, 3, 16, 4, 2816, 32000, tie_word_embeddings=False)
 TIED = config("qwen2", 1024, 3, 16, 4, 2816, 120_000, tie_word_embeddings=True)
 CAPPED = config("gemma2", 1024, 3, 8, 4, 2816, 32000, head_dim=128, final_logit_softcapping=30.0)

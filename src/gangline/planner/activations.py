@@ -8,7 +8,8 @@ tests/unit/planner/test_memory_rows.py with measured peaks of other software.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gangline.planner.architecture import Architecture, Layer, Linear, adapted
@@ -46,6 +47,8 @@ class _Operation:
     """Allocated inside backward, and free when it is over."""
     passes: bool
     """Whether the gradient of the output is handed on as it is (a sum of equal shapes)."""
+    held: tuple[TensorSize, ...] = ()
+    """Of forward: tensors that functions which are still running have names for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +61,16 @@ class Tape:
     cached: int = 0
     """How many of them autocast holds until forward ends, checkpointing or not."""
     result: TensorSize | None = None
+    held: tuple[TensorSize, ...] = ()
+    """See `_Operation.held`: of what is applied from now on."""
+
+    @contextmanager
+    def holding(self, *values: TensorSize) -> Iterator[None]:
+        """Inside, a function is running that has names for these tensors."""
+        before = self.held
+        self.held = (*before, *values)
+        yield
+        self.held = before
 
     def apply(
         self,
@@ -78,7 +91,7 @@ class Tape:
             base=(first.base or first) if view else None,
         )
         if output.needs_gradient:
-            self.operations.append(_Operation(inputs, output, keeps, scratch_bytes, passes))
+            self.operations.append(_Operation(inputs, output, keeps, scratch_bytes, passes, self.held))
         return output
 
     def keep(self, *values: TensorSize) -> None:
@@ -105,6 +118,33 @@ class Tape:
         """What backward needs, without external tensors; each tensor once."""
         kept = {id(each.base or each): each.base or each for operation in self.operations for each in operation.keeps}
         return self.constants + sum(each.num_bytes for each in kept.values() if not each.external)
+
+
+def _again_peak(tape: Tape) -> int:
+    """The highest point of a layer that is computed again: what is kept so far, and what is still to be read or has a
+    name. It ends before the last operation that keeps something, as torch's checkpoint does (early_stop).
+    """
+    last: dict[int, int] = {}
+    end = max((index for index, operation in enumerate(tape.operations) if operation.keeps), default=0)
+    for index, operation in enumerate(tape.operations):
+        last |= {id(each.base or each): index for each in (*operation.inputs, *operation.held)}
+    sizes: dict[int, int] = {}
+    kept: set[int] = set()
+    live = peak = tape.constants
+    for index, operation in enumerate(tape.operations[:end]):
+        touched = {
+            id(each.base or each): 0 if (each.base or each).external else (each.base or each).num_bytes
+            for each in (*operation.inputs, *operation.held, *operation.keeps, operation.output)
+        }
+        live += sum(size for key, size in touched.items() if key not in sizes)
+        sizes |= touched
+        peak = max(peak, live)
+        kept |= {id(each.base or each) for each in operation.keeps}
+        for key in touched:
+            if key not in kept and last.get(key, index) <= index:
+                live -= sizes[key]
+                sizes[key] = 0
+    return peak
 
 
 class _Backward:
@@ -229,12 +269,17 @@ class Block:
         if self.layer.parallel:
             normed = self.norm(entry)
             other = self.norm(entry) if self.layer.num_norms > 1 else normed
-            both = self.tape.add(self.attention(normed), self.mlp(other))
+            both = self.tape.add(self._inside(self.attention, normed), self._inside(self.mlp, other))
             self.tape.result = self.tape.add(entry, both)
             return self.tape
-        middle = self.tape.add(entry, self.post(self.attention(self.norm(entry))))
-        self.tape.result = self.tape.add(middle, self.post(self.mlp(self.norm(middle))))
+        middle = self.tape.add(entry, self.post(self._inside(self.attention, self.norm(entry))))
+        self.tape.result = self.tape.add(middle, self.post(self._inside(self.mlp, self.norm(middle))))
         return self.tape
+
+    def _inside(self, module: Callable[[TensorSize], TensorSize], value: TensorSize) -> TensorSize:
+        """What a module makes of a value, for which its caller has a name meanwhile."""
+        with self.tape.holding(value):
+            return module(value)
 
     def post(self, value: TensorSize) -> TensorSize:
         """The second norm of a half, and dropout, where there are any."""
@@ -310,11 +355,14 @@ class Block:
 
     def _adapter(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
         """peft: the input in the adapter's width, two narrow products, and the sum."""
-        narrow = self._narrowed(value, linear, linear.rank or self.training.rank)
-        wide = self._widened(narrow, base.numbers)
-        if self.training.dora:
-            return self._dora(base, wide, linear)
-        return self.tape.cast(self.tape.add(base, self.tape.apply(wide)), base.width)
+        with self.tape.holding(value):
+            stored = self.tape.cast(value, self.stored)
+            with self.tape.holding(stored):
+                narrow = self._narrowed(stored, linear, linear.rank or self.training.rank)
+                wide = self._widened(narrow, base.numbers)
+                if self.training.dora:
+                    return self._dora(base, wide, linear)
+                return self.tape.cast(self.tape.add(base, self.tape.apply(wide)), base.width)
 
     def _narrowed(self, value: TensorSize, linear: Linear, rank: int) -> TensorSize:
         """The product with an adapter's first matrix."""
@@ -516,7 +564,7 @@ class Block:
         linears = [each for each in self.layer.linears if each.part == "mlp" and each.outputs > 1]
         if not self.layer.experts:
             return self._dense(value, linears)
-        mixed = self._experts(value)
+        mixed = self._experts(self._scored(value))
         if self.layer.shared_width:
             mixed = self.tape.add(mixed, self._dense(value, [each for each in linears if each.name != "router"]))
         return mixed
@@ -554,6 +602,17 @@ class Block:
             return self.tape.apply(value, keeps=(value, more, TensorSize(value.numbers, 1)))
         return self.tape.apply(value, keeps=(value,))
 
+    def _scored(self, value: TensorSize) -> TensorSize:
+        """The same value: a router keeps its scores, and its input where it is trained or carries an adapter."""
+        layer, tokens = self.layer, self.training.tokens
+        adapters = adapted(layer, self.training.targets) if not self.full else ()
+        if self.full or any(each in layer.expert_linears[3:4] for each in adapters):
+            value = self.tape.cast(value, self.compute) if self.autocast else value
+            self.tape.apply(value, numbers=tokens * layer.experts, width=FP32, keeps=(value,))
+        scores = TensorSize(tokens * (layer.experts + 8 * layer.top_k), FP32)  # softmax; four orders of 8 bytes
+        self.tape.apply(value, numbers=tokens * layer.experts, width=FP32, keeps=(scores,))
+        return value
+
     def _experts(self, value: TensorSize) -> TensorSize:
         """Tokens are copied for each of their experts, pass the products, and are weighted and summed."""
         layer = self.layer
@@ -578,11 +637,12 @@ class Block:
         unpacked = numbers * self.compute if packs_experts(self.training) else 0
         self.tape.copy_weights(merged + cast + unpacked, cached=False)
         scratch = numbers * self._gradient_scratch() if self.full else merged
-        keeps = (routed,) if self.full or grouped else ()
+        trains = self.full or self._merges()  # a gradient of all weights needs what they were multiplied with
+        keeps = (routed,) if trains else ()
         both = self.tape.apply(routed, numbers=2 * width, keeps=keeps, scratch_bytes=scratch)
         both = self.tape.add(both, self.tape.apply(routed, numbers=2 * width)) if grouped else both
         gated = self._gate(*self._halves(both))
-        down = self.tape.apply(gated, numbers=routed.numbers, keeps=(gated,) if self.full or grouped else ())
+        down = self.tape.apply(gated, numbers=routed.numbers, keeps=(gated,) if trains else ())
         down = self.tape.add(down, self.tape.apply(gated, numbers=routed.numbers)) if grouped else down
         down = self.tape.cast(down, FP32) if self.training.stack.weighs_in_fp32 else down
         weighted = self.tape.cast(self.tape.apply(down, keeps=(down,)), routed.width)
@@ -612,6 +672,8 @@ class LayerBytes:
     """Copies of weights that autocast holds until forward ends."""
     backward: int
     """The highest point of its backward, with what is kept."""
+    again: int
+    """The highest point while it is computed again, with what is kept."""
 
 
 def layer_bytes(layer: Layer, hidden: int, training: Training, *, accumulates: bool = False) -> LayerBytes:
@@ -623,7 +685,8 @@ def layer_bytes(layer: Layer, hidden: int, training: Training, *, accumulates: b
 def _layer_bytes(layer: Layer, hidden: int, training: Training, accumulates: bool) -> LayerBytes:
     block = Block(layer=layer, hidden=hidden, training=training, accumulates=accumulates, tape=Tape())
     tape = block.build()
-    return LayerBytes(kept=tape.kept_bytes, cached=tape.cached, backward=_Backward(tape).run())
+    again, backward = _again_peak(tape), _Backward(tape).run()
+    return LayerBytes(kept=tape.kept_bytes, cached=tape.cached, backward=backward, again=again)
 
 
 # The output head and the loss: usually the largest tensors of a step, and the first instant of backward.

@@ -72,6 +72,8 @@ class Step:
     strategy: PlannedStrategy
     in_ram: bool = False
     """Whether tensors lie in the machine's memory, for there is no GPU."""
+    workspace_bytes: int = 0
+    """See `Overheads`."""
 
     @functools.cached_property
     def computed(self) -> Training:
@@ -134,7 +136,7 @@ class Step:
             ),
             *(strategy.half.lasting_terms(self) if self.in_ram else ()),
             *([self._gradients()] if self.accumulates else []),
-            Term(name="workspace", num_bytes=8 * MIB, source="cuBLAS, one handle and stream"),
+            Term(name="workspace", num_bytes=self.workspace_bytes, source="cuBLAS, forward's thread and backward's"),
         )
 
     def _weights(self) -> str:
@@ -219,7 +221,7 @@ class Step:
     def _backward_last(self) -> Iterable[Term]:
         last = self.layer(self.share.layers[-1])
         yield from self._kept(forward=False)
-        size = last.backward - (0 if self.training.checkpointing else last.kept)
+        size = self._recomputed(last) if self.training.checkpointing else last.backward - last.kept
         yield Term(name="layer", num_bytes=size, source="recomputation and backward of the last layer")
         if self.share.has_head:
             stack = self.training.stack
@@ -230,14 +232,20 @@ class Step:
         if not self.accumulates:
             model = self.share.architecture
             head = model.hidden * model.vocabulary if self.share.has_head else 0
-            yield self._gradients(head / self.share.num_parameters if self.full else 1.0)
+            # of adapters those of this layer at the most; a trained table beside them has its own from the loss on
+            part = 1.0 if self.share.num_saved else 1.0 / self.depth
+            yield self._gradients(head / self.share.num_parameters if self.full else part)
+
+    def _recomputed(self, layer: LayerBytes) -> int:
+        """The highest point of a layer: computed again beside the gradient that waits for it, or in its backward."""
+        return max(layer.backward, layer.again + self.entry_bytes)
 
     def _backward_first(self) -> Iterable[Term]:
         first = self.share.layers[0]
         before = sum(term.num_bytes for term in self._kept(forward=False)) // self.share.in_flight
         left = self.entry_bytes * self._inputs_left() + before * (self.share.in_flight - 1)
         yield Term(name="checkpoints", num_bytes=left, source="what is left of layers' inputs")
-        size = self.layer(first).backward
+        size = self._recomputed(self.layer(first)) if self.training.checkpointing else self.layer(first).backward
         yield Term(name="layer", num_bytes=size, source="recomputation and backward of the first layer")
         yield from self._of_shards(units=1)
         if not self.accumulates:
@@ -365,6 +373,8 @@ class Overheads:
     """Bytes of the CUDA context with its kernels."""
     buffers: tuple[int, int, int] = (0, 0, 0)
     """Bytes of the communicator, with more than one rank."""
+    workspace_bytes: int = 0
+    """That the allocator gives to cuBLAS for good."""
 
     def process(self, allocated_bytes: int, *, num_ranks: int) -> Spread:
         """The whole process."""
@@ -376,16 +386,23 @@ class Overheads:
         return Spread(low=low, likely=likely, high=high)
 
 
+WORKSPACE, LARGE_WORKSPACE = 8 * MIB + (1 << 17), 32 * MIB
+"""Of one thread that multiplies; the larger one from compute capability 9 on (torch, ATen/cuda/CublasHandlePool.cpp).
+
+Backward has a thread of its own. On an H200 the worker's peak was that of its trace and 64 MiB (RESULTS.md).
+"""
 CUDA = Overheads(
     factor=(1.02, 1.10, 1.25),
     context=(141 * MIB, 350 * MIB, 600 * MIB),
     buffers=(16 * MIB, 64 * MIB, 256 * MIB),
+    workspace_bytes=2 * WORKSPACE,
 )
 """Factors: pool over tensors of ten QLoRA runs on an RTX 4080 (1.02 to 1.25, mean 1.10; can-i-finetune-this). Context:
 
 141 MiB on a T4 in every run of fitcheck-llm, 300 to 400 MB on larger cards. Buffers: a ring of two channels over
 Ethernet, 4 MiB for each channel and connection (NCCL); machines with NVSwitch take 1 GiB and more.
 """
+HOPPER = replace(CUDA, workspace_bytes=2 * LARGE_WORKSPACE)
 CPU = Overheads(factor=(1.00, 1.05, 1.25), context=(300 * MIB, 390 * MIB, 600 * MIB))
 """A rank on the processor: what python holds once torch and transformers are imported, instead of a context. In the
 demo's runs 330 MiB of a rank are its own, and 430 with what it shares with others."""
@@ -452,7 +469,13 @@ def rank_memory(
     if training.method != "full":
         lora_parameters(architecture, training.rank, training.targets, dora=training.dora)
     share = share_of(padded_experts(architecture, training, strategy), strategy, rank)
-    step = Step(share=share, training=training, strategy=strategy, in_ram=device == CPU)
+    step = Step(
+        share=share,
+        training=training,
+        strategy=strategy,
+        in_ram=device == CPU,
+        workspace_bytes=device.workspace_bytes,
+    )
     persistent, instants = step.persistent(), step.instants()
     allocated = sum(term.num_bytes for term in persistent) + max(each.num_bytes for each in instants)
     return Memory(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gangline.planner.architecture import Architecture
 from gangline.planner.machines import Placement
-from gangline.planner.memory import CPU, CUDA, Memory, rank_memory
+from gangline.planner.memory import CPU, CUDA, HOPPER, Memory, Overheads, rank_memory
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.formulas import ahead
 
@@ -58,11 +58,11 @@ class MemoryFit:
         if strategy.half.layers == "staged":
             stages, number = strategy.place(rank)
             first = ahead(number, len(stages), eager=strategy.eager)
-            role: Role = (*self._work(strategy, rank), first, placement.gpu is None)
+            role: Role = (*self._work(strategy, rank), first, _device(placement))
         else:
-            role = (strategy, placement.gpu is None)
+            role = (strategy, _device(placement))
         if (found := self.known.get(role)) is None:
-            device = CPU if placement.gpu is None else CUDA
+            device = _device(placement)
             found = rank_memory(self.architecture, self.training, strategy, rank=rank, device=device)
             self.known[role] = found
         return found
@@ -102,12 +102,19 @@ class MemoryFit:
         for rank, placement in enumerate(self.placements):
             if rank % size == 0:  # in the next pipeline others are nearer to the front
                 least = {}
-            alike: Role = (*self._work(strategy, rank), placement.gpu is None, placement.free_bytes is None)
+            alike: Role = (*self._work(strategy, rank), _device(placement), placement.free_bytes is None)
             alike = (*alike, id(self.each[rank])) if self.each else alike
             free_bytes = placement.free_bytes or 0
             if alike not in least or free_bytes < least[alike]:
                 least[alike] = free_bytes
                 yield rank
+
+
+def _device(placement: Placement) -> Overheads:
+    if placement.gpu is None:
+        return CPU
+    capability = "" if placement.spec is None else placement.spec.compute_capability
+    return HOPPER if capability.partition(".")[0] in {"9", "10", "12"} else CUDA
 
 
 def layer_ranges(architecture: Architecture, start: int, stop: int) -> LayerRanges:

@@ -78,7 +78,7 @@ class Adafactor(Optimizer):
         state, rate = self.state[parameter], group["lr"]
         assert parameter.grad is not None
         state["step"] += 1
-        kept = 1 - math.pow(int(state["step"]), -0.8)
+        kept = 1 - math.pow(max(1, int(state["step"])), -0.8)  # a trace reads 0
         gradient = parameter.grad.to(torch.promote_types(parameter.dtype, torch.float32))
         squares = gradient**2 + group["eps"]
         if "square_mean" in state:
