@@ -19,6 +19,16 @@ LLAMA = config("llama", 1024, 3, 16, 4, 2816, 32000, tie_word_embeddings=False)
 TIED = config("qwen2", 1024, 3, 16, 4, 2816, 120_000, tie_word_embeddings=True)
 CAPPED = config("gemma2", 1024, 3, 8, 4, 2816, 32000, head_dim=128, final_logit_softcapping=30.0)
 EXPERTS = config("olmoe", 1024, 3, 16, 16, 512, 32000, num_experts=8, num_experts_per_tok=2, tie_word_embeddings=False)
+WIDE = config("llama", 1024, 3, 16, 4, 8192, 2000, tie_word_embeddings=False)
+ROUTED = config(
+    *("qwen3_moe", 512, 3, 8, 4, 1024, 8000),
+    head_dim=64,
+    num_experts=16,
+    num_experts_per_tok=4,
+    moe_intermediate_size=256,
+    decoder_sparse_step=1,
+    tie_word_embeddings=False,
+)
 DROPPING = config("seed_oss", 1024, 3, 16, 4, 2816, 32000, head_dim=64, tie_word_embeddings=False)
 TURNED = config("phi3", 1024, 3, 16, 16, 2816, 32064, tie_word_embeddings=False, pad_token_id=0)
 
@@ -86,6 +96,10 @@ def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
         (CAPPED, {"checkpointing": True}),
         (EXPERTS, {"method": "full", "checkpointing": True}),
         (EXPERTS, {"targets": ("q_proj", "v_proj")}),
+        (WIDE, {"checkpointing": True}),
+        (WIDE, {"method": "qlora", "checkpointing": True}),
+        (ROUTED, {}),
+        (ROUTED, {"method": "full", "pure": True}),
         (TURNED, {}),
         (DROPPING, {"method": "full"}),
         (DROPPING, {}),
@@ -103,6 +117,10 @@ def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
         "capped",
         "experts",
         "around experts",
+        "wide, computed again",
+        "wide, 4 bits, computed again",
+        "adapters of experts",
+        "experts and router",
         "fused",
         "drops-full",
         "drops",
