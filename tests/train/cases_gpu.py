@@ -73,6 +73,24 @@ def waits_on_a_gpu(words: dict, *, packed: bool, strategy: str = "single", share
     return [[each.partition(": ")[0] for each in step if "called a synchronizing" in each] for step in found]
 
 
+def waits_on_processors(words: dict, *, strategy: str, shares) -> list[list[str]]:
+    """Where each of some packed steps would wait for a card, seen on a processor: the ranks of a strategy compute for
+    real, and what is computed from a batch or a weight counts as a card's.
+    """
+    world = make_world(list(shares), rank=dist.get_rank(), strategy=strategy)
+    session = make_session(make_job(**words), world, packed=True, num_evaluation=0)
+    assert documents.keep_apart(base_of(session.model), length=session.job.data.sequence_length)
+    stepper, watch, found = stepper_of(session), _Watch(), []
+    stepper.begin()
+    with watch.batches(), watch:
+        for _ in range(STEPS):
+            watch.forget()
+            watch.bring(session.model.parameters())
+            stepper.advance()
+            found.append(list(watch.asked))
+    return found
+
+
 ASKED = {
     *(torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__int__),
     *(torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.nonzero, torch.nonzero, torch.equal, torch.allclose),
@@ -94,7 +112,23 @@ class _Watch(TorchFunctionMode):
 
     def bring(self, tensors) -> None:
         """These are on the device from now on."""
-        self._on_device.update((id(each), each) for each in tensors)
+        self._on_device.update((_place(each), each) for each in tensors)
+
+    def batches(self):
+        """What `Batch.to` gives is on the device."""
+
+        def to(batch, _device):
+            moved = batch_module.Batch(*(tensor.clone() for tensor in batch.tensors))
+            remember_borders(moved.position_ids, batch.position_ids)
+            self.bring(moved.tensors)
+            return moved
+
+        return patch.object(batch_module.Batch, "to", to)
+
+    def forget(self) -> None:
+        """What is on the device, and what it was asked."""
+        self.asked.clear()
+        self._on_device.clear()
 
     def read_list(self, count: int) -> list[float]:
         """In place of a fake tensor's own `tolist`, which reads number by number."""
@@ -104,14 +138,33 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         first = args[0] if args else None
-        is_there = any(id(each) in self._on_device for each in (*args, *kwargs.values()))
+        is_there = any(_place(each) in self._on_device for each in _tensors((*args, *kwargs.values())))
         fake = isinstance(first, compat.FAKE_TENSOR.get())
         if func in ASKED and (is_there or fake):
             self.asked.append(where())
         result = func(*args, **kwargs)
-        if is_there and isinstance(result, torch.Tensor) and func not in ASKED:
-            self.bring([result])
+        if is_there and func not in ASKED:
+            self.bring(_tensors([result]))
         return result
+
+
+def _tensors(values):
+    """The tensors among these, and in the lists among these."""
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, (list, tuple)):
+            yield from _tensors(each)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """What tensors over the same memory have in common; they are kept, so that nothing else gets that memory."""
+    if isinstance(tensor, compat.FAKE_TENSOR.get()):
+        return id(tensor)
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+        return id(tensor)
 
 
 def waits_without_a_gpu(*, method: str, dropout: float, packed: bool) -> list[list[str]]:
@@ -125,12 +178,6 @@ def waits_without_a_gpu(*, method: str, dropout: float, packed: bool) -> list[li
     model, job, precision = build_model(config, order)
     watch, found = _Watch(), []
 
-    def to(batch, device):
-        moved = batch_module.Batch(*(tensor.clone() for tensor in batch.tensors))
-        remember_borders(moved.position_ids, batch.position_ids)
-        watch.bring(moved.tensors)
-        return moved
-
     fake = compat.FAKE_TENSOR_MODE.get()(allow_non_fake_inputs=True)
     with kernels_of("flash"), fake, ByteTracker():
         session = build_session(model, replace(job, steps=STEPS), precision, order=order)
@@ -138,9 +185,9 @@ def waits_without_a_gpu(*, method: str, dropout: float, packed: bool) -> list[li
         # as `session.build_session` has it on a GPU, whether rows are packed or not
         assert documents.keep_apart(base_of(session.model), length=order.sequence_length)
         fake_list = patch.object(compat.FAKE_TENSOR.get(), "tolist", lambda tensor: watch.read_list(tensor.numel()))
-        with patch.object(batch_module.Batch, "to", to), fake_list, watch:
+        with watch.batches(), fake_list, watch:
             for _ in range(STEPS):
-                watch.asked.clear()
+                watch.forget()
                 stepper.advance()
                 found.append(list(watch.asked))
     return found

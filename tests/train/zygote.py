@@ -12,6 +12,7 @@ import datetime
 import faulthandler
 import gc
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -88,11 +89,16 @@ def _import_everything() -> None:
         for package in (gangline.worker, gangline.strategies, gangline.config, gangline.cli):
             for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
                 # what is run by its name must not be there already; the last one would import `cli.main`
-                if not module.name.endswith(("__main__", "cli.main", "cli.manual")):
+                if not module.name.endswith(("__main__", "cli.main", "cli.manual")) and _has_its_packages(module.name):
                     importlib.import_module(module.name)
         importlib.import_module("tests.train.small")
     # torchrun asks where it is called from: inspect then looks at the file of every module, once
     inspect.stack()
+
+
+def _has_its_packages(module: str) -> bool:
+    """Triton is there where torch was built for GPUs."""
+    return not module.startswith("gangline.worker.kernels.") or importlib.util.find_spec("triton") is not None
 
 
 @contextlib.contextmanager

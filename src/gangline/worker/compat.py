@@ -110,6 +110,7 @@ _OWN_GRADIENT = "finding this rank's part of a gradient under zero-1 and zero-2"
 _INIT = "deepspeed.runtime.zero.partition_parameters:Init."
 _STAGE_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3."
 
+SCALE_ALL = _torch("torch:_foreach_mul_", "scaling all gradients in one call, in place of hundreds of small ones")
 PROCESS_GROUPS = _torch(
     "torch.distributed.distributed_c10d:_world", "the list of all process groups, of which NCCL's are aborted"
 )

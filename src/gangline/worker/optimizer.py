@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from gangline.runs.job import OptimizerJob
+from gangline.worker import compat
 from gangline.worker.model import base_of, saved_weights, trainable
 from gangline.worker.quantised import require_library
 from gangline.worker.update_rules import Adafactor, Lion, Muon, Together, is_matrix
@@ -181,8 +182,11 @@ def clip(parameters: Iterable[nn.Parameter], norm: torch.Tensor, *, maximum: flo
     if maximum is None or not norm > maximum:
         return
     factor = maximum / (norm + 1e-6)
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for gradient in gradients_of(parameters):
-        gradient.mul_(factor.to(gradient.dtype))
+        by_dtype.setdefault(gradient.dtype, []).append(gradient)
+    for dtype, gradients in by_dtype.items():
+        compat.SCALE_ALL.get()(gradients, float(factor.to(dtype)))
 
 
 def update_once(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], *, maximum: float | None) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -121,11 +122,17 @@ def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool, 
         attention = 4.0 * config.num_hidden_layers * config.hidden_size * squares
     except AttributeError:
         return None
-    weights = num_weights(core) + elsewhere
-    weights -= 0 if embedding is head else getattr(embedding, "ds_numel", embedding.numel())
-    weights -= round(idle_weights(core, getattr(config, "num_experts_per_tok", None)))
+    if core not in _met:
+        tables = 0 if embedding is head else getattr(embedding, "ds_numel", embedding.numel())
+        idle = round(idle_weights(core, getattr(config, "num_experts_per_tok", None)))
+        _met[core] = num_weights(core) - tables - idle
     passes = 3 if full else 2
-    return passes * (2.0 * weights * float(lengths.sum()) + attention)
+    return passes * (2.0 * (_met[core] + elsewhere) * float(lengths.sum()) + attention)
+
+
+_met: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""Weights that a token is multiplied by, by model: to count them takes milliseconds, for which a GPU has nothing to do.
+"""
 
 
 def idle_weights(core: nn.Module, active: int | None) -> float:
