@@ -22,10 +22,11 @@ METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py
 USE := $(addprefix tests/train/test_,evaluate.py export.py generate.py gguf.py notebook.py recorded_export.py serving.py)
 MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibrate.py closed_form.py scaling.py \
 	prometheus_scrape.py stragglers.py trace.py) tests/lab/test_bench.py tests/process/test_gpu_kit.py
-APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(METHODS) $(USE) $(MEASURE))
+KERNELS := tests/train/test_kernels.py
+APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(METHODS) $(USE) $(MEASURE) $(KERNELS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prepare launchers ray methods use measure browser lab slurm bare versions processors lint format bench clean
+.PHONY: help demo test prepare launchers ray methods use measure kernels browser lab slurm bare versions processors lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -62,6 +63,9 @@ use: .venv/dev.stamp ## tests of what is done with a trained model: export, eval
 
 measure: .venv/dev.stamp ## tests of what measures and predicts: memory traces, calibration, scaling, stragglers, the kit for GPUs
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(MEASURE)
+
+kernels: .venv/kernels.stamp ## tests of the kernels of `kernels: auto`, by Triton's interpreter; installs triton first, 200 MB
+	$(BIN)/python -m pytest -n 2 $(KERNELS)
 
 browser: .venv/browser.stamp ## the page of `gangline ui` in a headless Chromium: clicks, keys, screenshots, accessibility
 	$(BIN)/python -m pytest -m page tests/browser
@@ -125,6 +129,10 @@ clean: ## remove .venv and the caches
 
 .venv/dev.stamp: .venv/train.stamp
 	$(BIN)/python -m pip install -c constraints.txt -e ".[train,deepspeed,optuna,top,serve,ui,evaluate,dev]"
+	@touch $@
+
+.venv/kernels.stamp: .venv/dev.stamp
+	$(BIN)/python -m pip install -c constraints.txt -e ".[kernels]"
 	@touch $@
 
 .venv/browser.stamp: .venv/dev.stamp

@@ -139,7 +139,7 @@ def adapters(tokens: int) -> Trial:
     """A linear with an adapter in fp32 under autocast, as in a job with `method: lora`."""
     import peft
 
-    from gangline.worker.kernels.lora import with_adapter
+    from gangline.worker.kernels.lora import AdaptedLinear
 
     base = nn.Sequential(nn.Linear(HIDDEN, INTERMEDIATE, bias=False))
     config = peft.LoraConfig(r=RANK, lora_alpha=32, target_modules=["0"], init_lora_weights=False)
@@ -150,8 +150,7 @@ def adapters(tokens: int) -> Trial:
     x = tensor(1, tokens, HIDDEN)
 
     def ours(x: torch.Tensor) -> torch.Tensor:
-        narrow = F.linear(x, first)
-        return with_adapter(layer.base_layer(x).flatten(0, -2), narrow.flatten(0, -2), second, 2.0)
+        return AdaptedLinear.apply(x, layer.base_layer.weight, None, first, second, 2.0)
 
     def side(function: Callable[..., torch.Tensor]) -> Step:
         gradient = tensor(1, tokens, INTERMEDIATE, grad=False)

@@ -282,12 +282,12 @@ def norms(*, device: str, dtype: str, kind: str, rows: int, n: int, wide_weight:
     own.weight = weight
     weights = torch.randn(rows, 3, n, device=device)
     leaves = [x, weight] if trains else [x]
-    found = []
+    found, put_in = [], []
     for _ in range(2):
         out = own(x)
         found.append([out.detach(), *torch.autograd.grad((out.float() * weights).sum(), leaves)])
-        number = rms_norm.put_in(place_of(make_job(precision="fp32"), device=device, model=own))
-    return {"apart": apart(found[1], found[0]), "number": number, "dtypes": found[0][0].dtype == found[1][0].dtype}
+        put_in.append(len(rms_norm.put_in(place_of(make_job(precision="fp32"), device=device, model=own))))
+    return {"apart": apart(found[1], found[0]), "number": put_in[0], "dtypes": found[0][0].dtype == found[1][0].dtype}
 
 
 def gated(*, device: str, dtype: str, act: str):
@@ -301,14 +301,14 @@ def gated(*, device: str, dtype: str, act: str):
     layer = LlamaMLP(config).to(device, getattr(torch, dtype))
     [x] = drawn((3, 11, 32), dtype=dtype, device=device)
     weights = torch.randn(3, 11, 32, device=device)
-    found = []
+    found, put_in = [], []
     for _ in range(2):
         out = layer(x)
         leaves = [x, *layer.parameters()]
         found.append([out.detach(), *torch.autograd.grad((out.float() * weights).sum(), leaves)])
         precision = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
-        number = gated_mlp.put_in(place_of(make_job(precision=precision), device=device, model=layer))
-    return {"apart": apart(found[1], found[0]), "number": number}
+        put_in.append(len(gated_mlp.put_in(place_of(make_job(precision=precision), device=device, model=layer))))
+    return {"apart": apart(found[1], found[0]), "number": put_in[0]}
 
 
 def rotated(*, device: str, dtype: str, rows: int):
@@ -345,7 +345,18 @@ def losses_of_rows(*, device: str, dtype: str, vocabulary: int):
     return {"apart": apart(found[1], found[0]), "alone": apart([alone], found[0][:1])}
 
 
-def adapters(*, device: str, precision: str, autocast: bool):
+class Behind(nn.Module):
+    """A linear in another class."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def adapters(*, device: str, precision: str, autocast: bool, quantised: bool = False):
     """A linear with an adapter, with its addition in the product and as peft computes it."""
     import peft
 
@@ -360,20 +371,24 @@ def adapters(*, device: str, precision: str, autocast: bool):
             weight.data = weight.data if autocast and "lora" in name else weight.data.bfloat16()
     if precision == "fp64":
         model.double()
+    if quantised:  # what stands for a linear with few bits: no nn.Linear, and its own forward
+        for module in model.modules():
+            if isinstance(module, peft.tuners.lora.Linear):
+                module.base_layer = Behind(module.base_layer)
     [x] = drawn((3, 11, 24), dtype=str(next(model.parameters()).dtype)[6:], device=device)
     trained = [weight for name, weight in model.named_parameters() if "lora" in name]
-    weights, found = torch.randn(3, 11, 24, device=device), []
+    weights, found, put_in = torch.randn(3, 11, 24, device=device), [], []
     place = place_of(make_job(method="lora", dropout=0.0, precision=precision), device=device, model=model)
     assert not lora.obstacle(place)
     for _ in range(2):
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
             out = model(x)
         found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), [x, *trained])])
-        number = lora.put_in(place)
+        put_in.append(len(lora.put_in(place)))
     with model.disable_adapter():
         plain = model(x.to(next(model.parameters()).dtype))
-        off = torch.equal(plain, base[1].base_layer(base[0].base_layer(x)))
-    return {"apart": apart(found[1], found[0]), "number": number, "off": off}
+        off = torch.equal(plain, base[1].base_layer(base[0].base_layer(x.to(next(model.parameters()).dtype))))
+    return {"apart": apart(found[1], found[0]), "number": put_in[0], "off": off}
 
 
 def in_models(*, device: str, kind: str, precision: str, autocast: bool = False, **changes):
@@ -381,7 +396,7 @@ def in_models(*, device: str, kind: str, precision: str, autocast: bool = False,
     compute = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     model = tiny(kind, dtype=torch.float32 if autocast else compute, **changes).to(device)
     loss, batch, found = CausalLoss(model, compute=compute), rows_of().to(torch.device(device)), []
-    job = make_job(precision=precision, kernels=("auto",))
+    job, kernels = make_job(precision=precision, kernels=("auto",)), None
     for _ in range(2):
         with torch.autocast(device, dtype=compute, enabled=autocast):
             total = loss(*batch.tensors)
@@ -389,7 +404,77 @@ def in_models(*, device: str, kind: str, precision: str, autocast: bool = False,
         gradients = torch.cat([weight.grad.flatten().double() for weight in model.parameters()])
         found.append([total.detach(), gradients])
         model.zero_grad()
-        place = replace(place_of(job, device=device), loss=loss)
-        kernels = put_in_kernels(place, world_size=1)
+        kernels = kernels or put_in_kernels(replace(place_of(job, device=device), loss=loss), world_size=1)
     loss_apart, gradients_apart = (apart([one], [two]) for one, two in zip(*found, strict=True))
     return {"loss": loss_apart, "gradients": gradients_apart, "taken": kernels.taken, "left": kernels.left}
+
+
+def that_fail(*, device: str, error: str):
+    """What becomes of a kernel that cannot be compiled, or computes other numbers: kernels, losses before and after."""
+    from gangline.worker.kernels import gated_mlp
+
+    def broken(*tensors, gelu=None, **options):
+        if error:
+            raise LookupError(error)
+        return tensors[0] * 3
+
+    model, batch = tiny("llama"), rows_of()
+    loss = CausalLoss(model, compute=torch.float32)
+    before = float(loss(*batch.tensors).detach())
+    job = make_job(precision="fp32", kernels=("auto",))
+    with patch.object(gated_mlp, "_product", broken):
+        kernels = put_in_kernels(replace(place_of(job, device=device), loss=loss), world_size=1)
+    return {
+        "left": kernels.left,
+        "taken": list(kernels.taken),
+        "losses": [before, float(loss(*batch.tensors).detach())],
+    }
+
+
+def compiled_for(architecture: int):
+    """Bytes of the machine code of every program of Triton, for NVIDIA cards that need not be there."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from gangline.worker.kernels import cross_entropy, gated_mlp, rms_norm, rotary_embedding
+
+    numbers, wide = "*bf16", "*fp32"
+    norm = {"x_ptr": numbers, "w_ptr": wide, "rms_ptr": wide, "rows": "i32", "n": "i32"}
+    pair = {"a_ptr": numbers, "b_ptr": numbers, "count": "i32"}
+    strides = ["length", "heads", "half", "x_row", "x_head", "x_token", "y_row", "y_head", "y_token", "cos_row"]
+    angles = {
+        "x_ptr": numbers,
+        "y_ptr": numbers,
+        "cos_ptr": numbers,
+        "sin_ptr": numbers,
+        **dict.fromkeys(strides, "i32"),
+    }
+    early = {"OFFSET": 0.0, "EARLY": True, "ROWS": 16, "BLOCK": 128}
+    programs = [
+        (rms_norm._forward, {**norm, "y_ptr": wide, "eps": "fp32"}, early),
+        (
+            rms_norm._backward,
+            {**norm, "dy_ptr": wide, "dx_ptr": numbers, "dw_ptr": wide, "tiles": "i32"},
+            {**early, "WEIGHT": True},
+        ),
+        (gated_mlp._forward, {**pair, "c_ptr": numbers}, {"GELU": True, "BLOCK": 2048}),
+        (
+            gated_mlp._backward,
+            {**pair, "dc_ptr": numbers, "da_ptr": numbers, "db_ptr": numbers},
+            {"GELU": True, "BLOCK": 2048},
+        ),
+        (rotary_embedding._turn, angles, {"BACK": True, "HEADS": 32, "HALF": 64}),
+        (
+            cross_entropy._rows,
+            {"x_ptr": numbers, "goal_ptr": "*i64", "loss_ptr": wide, "n": "i32"},
+            {"GRADIENT": True, "BLOCK": 8192},
+        ),
+    ]
+    found = {}
+    for program, types, fixed in programs:
+        signature = {name: types.get(name, "constexpr") for name in program.arg_names}
+        source = ASTSource(fn=program, signature=signature, constexprs=fixed)
+        made = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+        found[f"{program.__module__.rpartition('.')[2]}.{program.__name__}"] = len(made.asm["cubin"])
+    return found

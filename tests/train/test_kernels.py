@@ -140,15 +140,16 @@ def test_losses_are_those_of_the_operators_of_torch(run_case, vocabulary, dtype)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize(
     ("precision", "autocast", "tolerance"),
     [("fp64", False, SAME_SUMS), ("fp32", False, FP32_GRADIENT), ("bf16", False, 0.02), ("bf16", True, 0.02)],
 )
-def test_adapters_are_those_of_peft(pool, device, precision, autocast, tolerance):
-    words = {"device": device, "precision": precision, "autocast": autocast}
+def test_adapters_are_those_of_peft(pool, device, precision, autocast, tolerance, quantised):
+    words = {"device": device, "precision": precision, "autocast": autocast, "quantised": quantised}
     found = pool(1).run(cases_kernels.adapters, **words)[0]
     assert found["number"] == 2
-    assert found["off"] or autocast
+    assert found["off"]
     assert found["apart"] < tolerance
 
 
@@ -169,6 +170,24 @@ def test_whole_models_in_bf16_have_about_the_gradients_of_torch(run_case, autoca
     found = run_case("in_models", kind="llama", precision="bf16", autocast=autocast)
     assert found["loss"] < BF16
     assert found["gradients"] < 5 * HALF_ON_A_GPU
+
+
+@pytest.mark.parametrize("place", PLACES[:1])
+@pytest.mark.parametrize("error", ["no machine code", ""])
+def test_a_kernel_that_fails_on_this_device_or_has_other_numbers_is_left_out(run_case, error):
+    found = run_case("that_fail", error=error)
+    expected = "to work here, but trying it failed: LookupError: no machine code" if error else "a model that it fits"
+    assert found["left"]["gated-mlp"].startswith(expected)
+    assert found["taken"] == ["rms-norm", "rotary", "cross-entropy"]
+    assert found["losses"][1] == pytest.approx(found["losses"][0], rel=FP32_SUM)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_programs_compile_for_cards_that_are_not_there(pool, architecture):
+    pytest.importorskip("triton", reason="Triton is not installed: make kernels")
+    found = pool(1).run(cases_kernels.compiled_for, architecture=architecture)[0]
+    assert len(found) == 6
+    assert min(found.values()) > 1000
 
 
 @pytest.mark.gpu

@@ -6,21 +6,27 @@ import importlib
 import importlib.util
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from gangline.errors import UsageError
+from gangline.errors import UsageError, error_summary
 from gangline.kernel_table import KERNELS
 from gangline.runs.job import Job
 from gangline.worker.loss import CausalLoss
 from gangline.worker.precision import Precision
 
 log = logging.getLogger(__name__)
+
+Steps = Callable[..., Any]
+"""Tensors -> a tensor, or several."""
+Undo = Callable[[], None]
+"""Takes a kernel out of one place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,8 @@ class KernelPlace:
     job: Job
     device: torch.device
     precision: Precision
+    failures: list[str] = field(default_factory=list)
+    """What was raised while kernels were tried."""
 
     @property
     def model(self) -> nn.Module:
@@ -70,6 +78,7 @@ class Kernels:
 
 
 NO_KERNELS = ("torch",)
+NOT_ALL_RANKS = "to work on all ranks; the log of another one says what it lacks"
 INTERPRETER = "TRITON_INTERPRET"
 """The variable of Triton that makes it compute on a processor, operation by operation; tests set it."""
 
@@ -88,11 +97,19 @@ def put_in_kernels(place: KernelPlace, *, world_size: int) -> Kernels:
     everywhere = _everywhere([not obstacles[name] for name in names], world_size=world_size)
     for name, works in zip(names, everywhere, strict=True):
         if not works:
-            found.leave(name, obstacles[name] or "to work on all ranks; the log of another one says what it lacks")
-        elif number := _module(name).put_in(place):
-            found.taken[name] = number
+            found.leave(name, obstacles[name] or NOT_ALL_RANKS)
+            continue
+        place.failures.clear()
+        undo = _module(name).put_in(place)
+        failure = f"to work here, but trying it failed: {place.failures[0]}" if place.failures else ""
+        if not _everywhere([not failure], world_size=world_size)[0]:
+            for each in undo:
+                each()
+            found.leave(name, failure or NOT_ALL_RANKS)
+        elif undo:
+            found.taken[name] = len(undo)
         else:
-            found.leave(name, f"a model that it fits; nothing in this one computes {KERNELS[name].replaces}")
+            found.leave(name, f"a model that it fits; nothing here has the numbers of {KERNELS[name].replaces}")
     return found
 
 
@@ -107,9 +124,50 @@ def _obstacle(name: str, place: KernelPlace) -> str:
     return str(_module(name).obstacle(place))
 
 
-def same_within(dtype: torch.dtype) -> float:
-    """How far, relative to their norm, numbers may be apart that come of one formula: some roundings, no more."""
-    return 1e-6 if dtype is torch.float32 else 1e-2
+def same_numbers(place: KernelPlace, one: Steps, two: Steps, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether two functions have the same outputs and gradients on these tensors, but for rounding.
+
+    The first is a kernel: what it raises is kept in `place.failures` and is no sameness. The second is what it would
+    stand for: where that raises it is nothing of the kind.
+    """
+    try:
+        expected = _numbers(two, leaves)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, RuntimeError, AttributeError, ValueError, IndexError, KeyError):
+        return False
+    try:
+        found = _numbers(one, leaves)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - compilers for cards raise whatever they like, and torch can do without
+        place.failures.append(error_summary(error))
+        return False
+    within = 1e-5 if leaves[0].dtype is torch.float32 else 2e-2
+    return all(
+        mine.shape == own.shape and mine.dtype == own.dtype and distance(mine, own) < within
+        for mine, own in zip(found, expected, strict=True)
+    )
+
+
+def distance(one: torch.Tensor, two: torch.Tensor) -> float:
+    """The norm of the difference over the norm of the second."""
+    return float((one.float() - two.float()).norm() / two.float().norm().clamp_min(1e-30))
+
+
+def _numbers(function: Steps, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    with torch.enable_grad():
+        given = [each.detach().clone().requires_grad_() for each in leaves]
+        made = function(*given)
+        outputs = [made] if isinstance(made, torch.Tensor) else list(made)
+        gradients = torch.autograd.grad(sum((each.float() * each.float()).sum() for each in outputs), given)
+    return [each.detach() for each in [*outputs, *gradients]]
+
+
+def replace_forward(module: nn.Module, function: Callable[..., Any]) -> Undo:
+    """Give this very module another `forward`; what puts its own back."""
+    module.forward = MethodType(function, module)  # type: ignore[method-assign]
+    return lambda: delattr(module, "forward")
 
 
 def triton_obstacle(place: KernelPlace) -> str:

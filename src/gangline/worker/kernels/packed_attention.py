@@ -6,10 +6,15 @@ It is in torch, by flash attention, which computes in 16 bits on NVIDIA's cards 
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
 from gangline.worker import documents
-from gangline.worker.kernels.choice import KernelPlace
+from gangline.worker.kernels.choice import KernelPlace, Undo, same_numbers
+from gangline.worker.model import base_of
 
 LOWEST = (8, 0)
 """The compute capability that flash attention asks for."""
@@ -31,6 +36,33 @@ def obstacle(place: KernelPlace) -> str:
     return ""
 
 
-def put_in(place: KernelPlace) -> int:
-    """The number of layers; `documents.keep_apart` is what changes their attention, once it is known to be right."""
-    return max(1, sum(hasattr(module, "is_causal") for module in place.model.modules()))
+def put_in(place: KernelPlace) -> list[Undo]:
+    """The layers; `documents.keep_apart` is what changes their attention, once it is known to need no mask."""
+    layers = max(1, sum(hasattr(module, "is_causal") for module in place.model.modules()))
+    return [nothing] * layers if _works(place) else []
+
+
+def nothing() -> None:
+    """There is nothing to be undone."""
+
+
+def _works(place: KernelPlace) -> bool:
+    """Whether it has the numbers of attention document by document, with heads as the model has them."""
+    text: Any = base_of(place.model).config.get_text_config()  # type: ignore[union-attr, operator]
+    heads = getattr(text, "num_attention_heads", 1)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    if size % 8 or size > documents.LARGEST_HEAD:
+        return False
+    positions = torch.cat([torch.arange(each) for each in (1, 9, 5)])[None].to(place.device)
+    layer = SimpleNamespace(is_causal=True, num_key_value_groups=heads // kv_heads)
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((1, count, 15, size) for count in (heads, kv_heads, kv_heads))
+    leaves = [torch.randn(shape, generator=draw).to(place.device, place.precision.compute) for shape in shapes]
+
+    def attend(function: Any, *tensors: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = function(layer, *tensors, None, position_ids=positions)[0]
+        return found
+
+    kernel, own = (partial(attend, each) for each in (documents.attend_at_once, documents.attend))
+    return same_numbers(place, kernel, own, leaves)

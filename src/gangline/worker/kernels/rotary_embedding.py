@@ -10,7 +10,8 @@ sine is kept for backward, where transformers' own keeps neither queries nor key
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 from torch.distributed.tensor import DTensor
 
-from gangline.worker.kernels.choice import KernelPlace, same_within, triton_obstacle
+from gangline.worker.kernels.choice import KernelPlace, Undo, replace_forward, same_numbers, triton_obstacle
 
 obstacle = triton_obstacle
 NAME = "apply_rotary_pos_emb"
@@ -137,9 +138,9 @@ def _fits(query: Any, key: Any, cos: Any, sin: Any) -> bool:
     )
 
 
-def put_in(place: KernelPlace) -> int:
+def put_in(place: KernelPlace) -> list[Undo]:
     """Into every attention that calls a function of that name with these numbers."""
-    number = 0
+    undo: list[Undo] = []
     found: dict[Any, FunctionType | None] = {}
     for module in place.model.modules():
         own: Any = type(module).forward
@@ -147,27 +148,18 @@ def put_in(place: KernelPlace) -> int:
             continue
         if own not in found:
             found[own] = _with_kernel(own) if _has_same_numbers(own.__globals__[NAME], place) else None
-        if (function := found[own]) is not None:
-            module.forward = MethodType(function, module)  # type: ignore[method-assign]
-            number += 1
-    return number
+        if (function := found[own]) is not None and "forward" not in vars(module):
+            undo.append(replace_forward(module, function))
+    return undo
 
 
-@torch.no_grad()
 def _has_same_numbers(function: Callable[..., Any], place: KernelPlace) -> bool:
-    dtype = place.precision.compute
     draw = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 5, 16), (2, 2, 5, 16), (2, 5, 16), (2, 5, 16))
-    query, key, cos, sin = (torch.randn(shape, generator=draw).to(place.device, dtype) for shape in shapes)
-    try:
-        expected = function(query, key, cos, sin)
-    except (TypeError, RuntimeError, AttributeError, ValueError):
-        return False
-    least = same_within(dtype)
-    return all(
-        one.shape == two.shape and float((one.float() - two.float()).norm() / two.float().norm()) < least
-        for one, two in zip(rotate(query, key, cos, sin), expected, strict=True)
+    query, key, cos, sin = (
+        torch.randn(shape, generator=draw).to(place.device, place.precision.compute) for shape in shapes
     )
+    return same_numbers(place, partial(rotate, cos=cos, sin=sin), partial(function, cos=cos, sin=sin), [query, key])
 
 
 def _with_kernel(forward: FunctionType) -> FunctionType:
