@@ -44,9 +44,16 @@ CASES = (
     ),
     _tests(
         "card",
-        *("-m", "gpu", *_files("gpu", "kernels", "prefork", "checkpoint")),
+        *("-m", "gpu", *_files("gpu", "kernels", "compiled", "prefork", "checkpoint")),
         expected_s=60,
         shows="a step waits for the card once; kernels, facts, samples, forked ranks, saves, a lack of memory",
+    ),
+    Case(
+        name="kernels",
+        argv=("{python}", "-m", "benchmarks.kernels", "--seconds", "30", "--out", "{out}/kernels.jsonl"),
+        expected_s=45,
+        limit_s=180,
+        shows="milliseconds and memory of every kernel beside torch's operators, and Liger's",
     ),
     _tests(
         "ranks-on-one-card",
