@@ -10,9 +10,11 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 MOST_BEGINS = 2
 TAIL_LINES = 15
 DONE = ("passed", "failed", "hung", "crashed")
+MPS = "nvidia-cuda-mps-control"
 _PR_SET_CHILD_SUBREAPER = 36
 _PROBE = (
     "import json, torch;"
@@ -124,6 +127,29 @@ def run_all(
 
 def run_case(case: Case, folder: Path, *, left_s: float) -> dict[str, Any]:
     """Run one case; what came of it. Nothing that it has started is there afterwards."""
+    with tempfile.TemporaryDirectory(prefix="gangline-mps-") as place:
+        sharing = _mps(Path(place)) if case.at_once else {}
+        line = _run(case, folder, environment={**os.environ, **sharing}, left_s=left_s)
+    return {**line, "mps": bool(sharing)} if case.at_once else line
+
+
+def _mps(place: Path) -> dict[str, str]:
+    """Variables with which processes share a card by CUDA's MPS; {} where its daemon is missing or does not start.
+
+    The daemon is the case's own, with its pipe in `place`. It changes no setting of the card, and ends with the case,
+    as everything does that a case has started.
+    """
+    program, words = shutil.which(MPS), dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(place))
+    if program is None:
+        return {}
+    with suppress(OSError, subprocess.TimeoutExpired):
+        words_of_it = {**os.environ, **words}
+        begun = subprocess.run([program, "-d"], env=words_of_it, stdin=subprocess.DEVNULL, timeout=20, check=False)
+        return words if begun.returncode == 0 else {}
+    return {}
+
+
+def _run(case: Case, folder: Path, *, environment: Mapping[str, str], left_s: float) -> dict[str, Any]:
     log = folder / f"{case.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     words = {"python": sys.executable, "out": str(folder)}
@@ -133,6 +159,7 @@ def run_case(case: Case, folder: Path, *, left_s: float) -> dict[str, Any]:
             process = subprocess.Popen(
                 [word.format_map(words) for word in case.argv],
                 cwd=ROOT,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,

@@ -117,6 +117,37 @@ def test_half_a_line_at_the_end_of_the_results_is_passed_over(results):
     assert results.read_text().count('"event": "begin"') == 2
 
 
+DAEMON = """#!/bin/sh
+sleep 600 > /dev/null 2>&1 &
+echo "$@ $CUDA_MPS_PIPE_DIRECTORY $!" > {told}
+exit {code}
+"""
+
+
+@pytest.mark.parametrize(("code", "shares"), [(0, True), (1, False), (None, False)])
+def test_ranks_on_one_card_share_it_by_mps_where_its_daemon_starts_and_it_ends_with_them(
+    results, tmp_path, code, shares
+):
+    path, told = tmp_path / "bin", tmp_path / "told"
+    path.mkdir()
+    if code is not None:
+        (path / "nvidia-cuda-mps-control").write_text(DAEMON.format(told=told, code=code))
+        (path / "nvidia-cuda-mps-control").chmod(0o700)
+    seen = "import os; print(os.environ.get('CUDA_MPS_PIPE_DIRECTORY'))"
+    text = DRIVER.replace("CASES", repr([("ranks", seen, 1.0, 60.0, 1)])).replace("MINUTES", "5.0")
+    text = text.replace("num_gpus=gpus", "num_gpus=gpus, at_once=True")
+    environment = {**os.environ, "PATH": f"{path}{os.pathsep}/usr/bin{os.pathsep}/bin"}
+    subprocess.run([sys.executable, "-c", text, str(results)], cwd=ROOT, env=environment, check=True, timeout=60)
+    line = ends(results)["ranks"]
+    assert (line["result"], line["mps"]) == ("passed", shares)
+    assert (line["tail"] != ["None"]) == shares
+    if code is not None:
+        words, pipe, daemon = told.read_text().split()
+        assert words == "-d"
+        assert [pipe] == line["tail"] or not shares
+        assert not Path("/proc", daemon).exists()
+
+
 def test_too_few_gpus_are_a_skip_with_a_reason_and_nothing_is_done(results):
     assert drive(results, ("two", GOOD, 1.0, 60.0, 2)) == ["skipped  two: it needs 2 GPUs; here: 1"]
     assert not results.exists()

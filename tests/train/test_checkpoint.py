@@ -133,6 +133,32 @@ def test_training_may_change_the_tensors_as_soon_as_save_returns(tmp_path, gate)
     assert torch.equal(template["model.fp32"], some_tensors()["model.fp32"])
 
 
+def test_without_memory_for_a_copy_training_waits_until_all_is_on_the_disk(tmp_path, monkeypatch, caplog):
+    tensors = some_tensors()
+    left = iter([10**12, 10**12, checkpoint.SPARED_BYTES])  # for the first two
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda: next(left))
+    saver = saver_in(tmp_path)
+    saver.save(100, tensors, {})
+    assert not saver.busy
+    assert "step 100: memory does not suffice for a copy of the state; training waits for the disk" in caplog.text
+    for tensor in tensors.values():
+        tensor.zero_()
+    part, digest = part_and_digest(tmp_path)
+    template = like(tensors)
+    load_part(part, template, digest=digest)
+    expected = some_tensors()
+    assert [name for name in expected if not same_bits(expected[name], template[name])] == []
+
+
+def test_a_copy_of_a_gpus_tensor_takes_a_power_of_two(monkeypatch):
+    class OnGpu:
+        is_cuda, nbytes = True, 5000
+
+    assert checkpoint.copy_bytes(OnGpu()) == 8192
+    assert checkpoint.copy_bytes(torch.zeros(1250)) == 5000
+    assert checkpoint.available_bytes() > 0
+
+
 def test_a_second_save_waits_for_the_first_and_counts_the_wait(tmp_path, gate):
     saver = saver_in(tmp_path)
     saver.save(100, some_tensors(1), {})

@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
+import math
 import os
 import shutil
 import threading
@@ -45,11 +47,16 @@ from gangline.runs.files import sync_folder
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import describe_part
 from gangline.units import format_bytes
+from gangline.worker.bench_collective import proc_bytes
 from gangline.worker.buckets import in_buckets, receive_json, send_json
 from gangline.worker.process_group import ProcessGroup
 
+log = logging.getLogger(__name__)
+
 STATE_FILE = "state.json"
 BEAT_S = 1.0
+SPARED_BYTES = 256 << 20
+"""Of the machine's memory, which copies of the state leave alone."""
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -141,7 +148,10 @@ class Saver:
         self.wait()
         part = _Part(step=step, state=text, description=description, evaluation_loss=state.get("evaluation_loss"))
         waits = wait or not self._job.asynchronous
-        given = list(pieces) if waits else self._stage(pieces)
+        given, suffices = (list(pieces), True) if waits else self._stage(pieces)
+        if not suffices:
+            log.warning("step %d: memory does not suffice for a copy of the state; training waits for the disk", step)
+            waits = True
         self._thread = threading.Thread(target=self._write, args=(part, given), name="gangline-save")
         self._thread.start()
         if waits:
@@ -156,20 +166,26 @@ class Saver:
             if not thread.is_alive():
                 self._thread = None
 
-    def _stage(self, pieces: Iterable[LocalShard]) -> list[LocalShard]:
-        """Copies in this process's memory, kept for the next save: pinned pages are slow to get."""
+    def _stage(self, pieces: Iterable[LocalShard]) -> tuple[list[LocalShard], bool]:
+        """Copies in this process's memory, kept for the next save: pinned pages are slow to get. Where memory does not
+        suffice, the rest as it is, and False: that has to be on the disk before it changes.
+        """
         kept, self._staged = self._staged, {}
-        staged, on_gpu = [], False
+        staged, on_gpu, suffices = [], False, True
         for piece in pieces:
-            tensor, copy = piece.tensor, kept.get(piece.key)
+            tensor, copy = piece.tensor, kept.pop(piece.key, None)
             if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                suffices = suffices and copy_bytes(tensor) + SPARED_BYTES <= available_bytes()
+                if not suffices:
+                    staged.append(piece)
+                    continue
                 copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._staged[piece.key] = copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
             staged.append(replace(piece, tensor=copy))
             on_gpu = on_gpu or tensor.is_cuda
         if on_gpu:
             torch.cuda.synchronize()
-        return staged
+        return staged, suffices
 
     def _write(self, part: _Part, pieces: Sequence[LocalShard]) -> None:
         started_s = time.perf_counter()
@@ -296,6 +312,19 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
     disk.at_point("save: part renamed")
     sync_folder(folder.parent)
     disk.at_point("save: end")
+
+
+def copy_bytes(tensor: torch.Tensor) -> int:
+    """What a copy in this machine's memory takes: torch gets pinned memory, for those of a GPU, in powers of two."""
+    return 1 << max(0, tensor.nbytes - 1).bit_length() if tensor.is_cuda else tensor.nbytes
+
+
+def available_bytes() -> float:
+    """Memory that this machine can give; without a bound where the kernel does not say."""
+    try:
+        return proc_bytes(Path("/proc/meminfo"), "MemAvailable")
+    except (OSError, ValueError):
+        return math.inf
 
 
 def _explain(error: BaseException, folder: Path, num_bytes: int) -> CheckpointError:
