@@ -12,7 +12,8 @@ again. Each measurement is one JSON line in --out, also one that failed, and a f
 All sides: the same rows, micro-batches, recomputation and fused AdamW. HF Trainer and TRL attend by torch's `sdpa`
 with a mask of documents, which is what they have where flash-attn is not installed.
 
-Exit status: 1 where a measurement failed, or two sides of a row have not the same losses.
+Exit status: 1 where a measurement failed, no time was left for one, or two sides of a row have not the same losses. A
+lack of memory of another side than ours is a result.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PACKAGES = (
 DRIVER = "/dev/nvidia-uvm"
 """A process has it open once CUDA is in use; then no child can use the GPU."""
 LIMIT_FACTOR = 6
-"""A measurement is killed that takes so many times as long as is expected, or 60 s."""
+"""A measurement is killed that takes so many times as long as is expected, or 120 s."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,17 +62,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [case for case in TABLES[options.table] if not options.rows or case.name in options.rows]
     with tempfile.TemporaryDirectory(prefix="gangline-table-", dir=_memory_folder()) as name:
         children = Children(Path(name), until=until)
-        lines = Lines(options.out, again=options.again)
+        lines, is_whole = Lines(options.out, again=options.again), True
         for number in range(1, options.rounds + 1):
             for case in cases:
                 for side in _sides(case, options.sides, number):
                     if not lines.has(case, side, number):
-                        _measure(children, lines, (case, side, number))
+                        is_whole &= _measure(children, lines, (case, side, number))
                 if number == 1 and options.profile and children.has_time(case):
                     print(children.profile(case, options.profile), flush=True)
     found = lines.of(cases)
-    print("\n" + speed_markdown(found) if found else "nothing was measured")
-    return int("invalid" in speed_markdown(found) or any("error" in line for line in found))
+    table = speed_markdown(found) if found else "nothing was measured"
+    print("\n" + table)
+    return int(not is_whole or "invalid: " in table or any(map(failed, found)))
+
+
+def failed(line: dict[str, Any]) -> bool:
+    """Whether a line shows a failure, and not what a side needs more memory for than there is."""
+    return "error" in line and (line["side"].startswith("ours") or "OutOfMemoryError" not in line["error"])
 
 
 def _sides(case: Case, asked: Sequence[str] | None, number: int) -> Sequence[str]:
@@ -80,17 +87,18 @@ def _sides(case: Case, asked: Sequence[str] | None, number: int) -> Sequence[str
     return chosen if number % 2 else chosen[::-1]
 
 
-def _measure(children: Children, lines: Lines, turn: tuple[Case, str, int]) -> None:
+def _measure(children: Children, lines: Lines, turn: tuple[Case, str, int]) -> bool:
+    """Measure a side of a row in a round; False where that takes more time than is left."""
     case, side, number = turn
     if (reason := missing(case, side)) is not None:
         print(f"skipped  {case.name} {side}: {reason}", flush=True)
-        return
+        return True
     if not children.has_time(case):
         print(
             f"left     {case.name} {side}: about {case.expected_s:.0f} s; {children.left_s():.0f} s are left",
             flush=True,
         )
-        return
+        return False
     started, load = time.monotonic(), round(load_per_core(), 2)
     figures = children.call("measure", case, side)
     wall_s = round(time.monotonic() - started, 1)
@@ -110,6 +118,7 @@ def _measure(children: Children, lines: Lines, turn: tuple[Case, str, int]) -> N
     )
     told = figures.get("error") or f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['peak_bytes'] / 2**30:.1f} GiB"
     print(f"{case.name} round {number} {side}: {told}; {wall_s:.0f} s with all preparation", flush=True)
+    return True
 
 
 class Children:
@@ -142,7 +151,7 @@ class Children:
         child = self._context.Process(target=_child, args=(kind, case, argument, self._folder, sender), daemon=True)
         child.start()
         sender.close()
-        limit_s = min(self.left_s(), max(60.0, LIMIT_FACTOR * case.expected_s))
+        limit_s = min(self.left_s(), max(120.0, LIMIT_FACTOR * case.expected_s))
         try:
             if not receiver.poll(limit_s):
                 return {"error": f"stopped after {limit_s:.0f} s"}
@@ -235,7 +244,7 @@ class Lines:
         self._path = path
         texts = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         lines = [json.loads(text) for text in texts]
-        self._lines = [line for line in lines if not again or "error" not in line]
+        self._lines = [line for line in lines if not (again and failed(line))]
 
     def has(self, case: Case, side: str, number: int) -> bool:
         """Whether that was measured."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-SIDES = ("ours", "ours-torch", "hf", "hf-liger", "trl", "trl-liger")
-"""`ours` is gangline's Loop with `kernels: auto`, `ours-torch` without; the others are HF Trainer and TRL's SFTTrainer,
-with and without Liger's kernels."""
+SIDES = ("ours", "ours-torch", "ours-compiled", "hf", "hf-liger", "trl", "trl-liger")
+"""`ours` is gangline's Loop with `kernels: auto`, `ours-torch` without, `ours-compiled` with `compile: true`, too; the
+others are HF Trainer and TRL's SFTTrainer, with and without Liger's kernels."""
 
 RANK, ALPHA = 16, 32
 CLIP_NORM, SEED = 1.0, 7

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def load_side(side: str) -> Callable[[Case, Path, Clock], Trained]:
 
         from gangline.worker import loop  # noqa: F401
 
-        return _with(train_ours, kernels="torch" if side.endswith("torch") else "auto")
+        kernels = "torch" if side.endswith("torch") else "auto"
+        return _with(train_ours, kernels=(kernels,), compile=side.endswith("compiled"))
     from transformers import DataCollatorForSeq2Seq, Trainer  # noqa: F401
 
     if side.startswith("trl"):
@@ -97,8 +99,11 @@ def _with(train: Callable[..., Trained], **options: Any) -> Callable[[Case, Path
     return lambda case, folder, clock: train(case, folder, clock, **options)
 
 
-def train_ours(case: Case, folder: Path, clock: Clock, *, kernels: str = "auto") -> Trained:
-    """The worker's own loop as one rank runs it, with metrics.jsonl, TensorBoard and the phase file."""
+def train_ours(case: Case, folder: Path, clock: Clock, **choices: Any) -> Trained:
+    """The worker's own loop as one rank runs it, with metrics.jsonl, TensorBoard and the phase file.
+
+    choices: of the job, beside what the case says.
+    """
     from gangline.runs.gang import Gang, GangRank
     from gangline.runs.layout import RunLayout
     from gangline.worker.loop import Loop
@@ -117,7 +122,7 @@ def train_ours(case: Case, folder: Path, clock: Clock, *, kernels: str = "auto")
             losses.append(figures["loss"])
             clock.tick()
 
-    job = _job(case, folder, kernels=kernels)
+    job = replace(_job(case, folder), **choices)
     gang = Gang(run_id=f"bench-{os.getpid()}", attempt=1, ranks=(GangRank(host="here", share=case.accumulation),))
     world = ProcessGroup(gang=gang, rank=0, device=torch.device(case.device))
     layout = RunLayout(folder, gang.run_id)
@@ -130,7 +135,7 @@ def train_ours(case: Case, folder: Path, clock: Clock, *, kernels: str = "auto")
     return session.model, sum(losses) / len(losses)
 
 
-def _job(case: Case, folder: Path, *, kernels: str) -> Any:
+def _job(case: Case, folder: Path) -> Any:
     from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, ScheduleJob, SourceJob
 
     return Job(
@@ -146,7 +151,7 @@ def _job(case: Case, folder: Path, *, kernels: str) -> Any:
         precision=case.precision,
         parameters="compute" if case.pure else "auto",
         activation_checkpointing=case.recompute,
-        kernels=(kernels,),
+        kernels=("auto",),
         optimizer=OptimizerJob(learning_rate=case.learning_rate, clip_norm=CLIP_NORM),
         schedule=ScheduleJob(kind="constant"),
     )

@@ -44,6 +44,18 @@ def _files(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/train/test_{name}.py" for name in names)
 
 
+def _speed(name: str, *rows: str, seconds: float, words: tuple[str, ...] = ()) -> Case:
+    """Rows of the speed table; all of them have one file, and what is in it is not measured again."""
+    argv = ("{python}", "-m", "benchmarks.speed_table", "--out", "{out}/speed_table.jsonl", "--again", "--rows", *rows)
+    return Case(
+        name=name,
+        argv=(*argv, "--seconds", f"{seconds:g}", *words),
+        expected_s=seconds,
+        limit_s=2 * seconds,
+        shows=f"speed, memory and losses of our loop beside TRL with Liger and HF Trainer: {', '.join(rows)}",
+    )
+
+
 CASES = (
     _tests(
         "private-names",
@@ -64,6 +76,12 @@ CASES = (
         limit_s=180,
         shows="milliseconds and memory of every kernel beside torch's operators, and Liger's",
     ),
+    _speed(
+        "speed-1b",
+        "1b-lora-2048",
+        seconds=75,
+        words=("--sides", "ours", "trl-liger", "hf", "ours-torch", "--profile", "{out}"),
+    ),
     _tests(
         "numbers",
         *("-m", "gpu", *_files("nf4", "compiled", "offload", "adam8", "benchmark")),
@@ -77,13 +95,8 @@ CASES = (
         at_once=True,
         shows="strategies train over NCCL and gloo as one process does, resume to the bit, and outlive their peers",
     ),
-    Case(
-        name="speed-table",
-        argv=("{python}", "-m", "benchmarks.speed_table", "--seconds", "170", "--out", "{out}/speed_table.jsonl"),
-        expected_s=175,
-        limit_s=360,
-        shows="tokens per second, MFU, peak memory and losses of our loop beside TRL with Liger and HF Trainer",
-    ),
+    _speed("speed-8b", "8b-lora-2048", "8b-qlora-2048", seconds=150),
+    _speed("speed-1b-more", "1b-full-2048", "1b-lora-2048-one-document", "1b-lora-8192", seconds=90),
     Case(
         name="plan",
         argv=("{python}", "-m", "benchmarks.gpu_plan", "--out", "{out}/plan.jsonl", "--seconds", "180"),
@@ -91,6 +104,9 @@ CASES = (
         limit_s=400,
         shows="the plan's memory of 30 settings beside the allocator's, and its times after `bench compute`",
     ),
+    _speed("speed-compiled", "1b-lora-2048", seconds=110, words=("--sides", "ours", "ours-compiled")),
+    _speed("speed-8b-more", "8b-lora-8192", "8b-full-2048", "8b-lora-8192-recompute", seconds=170),
+    _speed("speed-families", "qwen3-8b-lora-2048", "moe-lora-2048", seconds=130),
     _tests(
         "contract",
         *("-m", "not gpu", *_files("contract")),

@@ -28,6 +28,8 @@ from benchmarks.gpu.runs import ROOT
 LIST = "pack.json"
 TOOLS = ("pytest>=8.3,<10", "pytest-timeout>=2.3,<3", "pytest-xdist>=3.8,<4", "jsonschema>=4.23,<5")
 """What the tests need beside the trainer's packages."""
+COMPARED = ("trl>=1.16,<2", "liger-kernel>=0.8,<1")
+"""What our loop is compared with."""
 NEVER = ("torch",)
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(34, 16, -1)] + ["manylinux2014_x86_64"]
 _CHUNK = 1 << 20
@@ -84,7 +86,7 @@ def needed() -> list[str | Path]:
     """What the trainer and the tests need, and gangline itself: commands look for its distribution."""
     from gangline.tested import TESTED
 
-    return [ROOT, *(each.requirement for each in TESTED), *TOOLS]
+    return [ROOT, *(each.requirement for each in TESTED), *TOOLS, *COMPARED]
 
 
 def unpack(folder: Path, *, into: Path) -> list[str]:

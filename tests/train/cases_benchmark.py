@@ -3,18 +3,21 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import os
 import time
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import torch
 
 from benchmarks import speed_table, trainer_measure
 from benchmarks.trainer_cases import CASES
 from benchmarks.trainer_inputs import model_folder, open_rows, prepare
 from benchmarks.trainer_measure import measure, model_flops
 from benchmarks.trainer_profile import profile
+from benchmarks.trainer_sides import Clock
 from gangline.worker.pace import step_flops
 
 
@@ -39,6 +42,53 @@ def table(*, words: list[str]) -> dict:
     with contextlib.redirect_stdout(io.StringIO()) as text:
         code = speed_table.main(words)
     return {"code": code, "text": text.getvalue()}
+
+
+def clock_of_a_card() -> dict:
+    """Steps, as a stand-in for CUDA's events times them, of a clock that ticks once for each."""
+    case = dataclasses.replace(CASES["tiny-1b-lora-2048"], device="cuda", steps=6, warmup_steps=2)
+    times, calls = itertools.count(step=250), []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.time_ms = next(times)
+
+        def elapsed_time(self, other: "Event") -> float:
+            return other.time_ms - self.time_ms
+
+    names = ("synchronize", "reset_peak_memory_stats")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch("torch.cuda.Event", Event))
+        for name in names:
+            stack.enter_context(mock.patch(f"torch.cuda.{name}", lambda name=name: calls.append(name)))
+        clock = Clock(case)
+        for _ in range(case.steps):
+            clock.tick()
+    return {"step_s": clock.step_s(), "calls": calls, "positive": clock.duration_s > 0}
+
+
+def way_to_start(*, folder: str, opened: bool) -> dict:
+    """How children start where importing has, or has not, opened the driver; and the capability that it was told."""
+    tool = Path(folder) / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 9.0\n")
+    tool.chmod(0o755)
+    driver = Path(folder) / "driver"
+    driver.touch()
+    told = []
+
+    def importing(name: str) -> None:
+        told.append(torch.cuda.get_device_capability(0))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {"PATH": folder}))
+        stack.enter_context(mock.patch.object(speed_table, "DRIVER", str(driver)))
+        stack.enter_context(mock.patch.object(speed_table.importlib, "import_module", importing))
+        if opened:
+            stack.enter_context(driver.open())
+        return {"way": speed_table.prepare_imports(), "told": list(set(told))}
 
 
 def failing_measurement(*, folder: str) -> dict:

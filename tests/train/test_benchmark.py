@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks import trainer
+from benchmarks.speed_table import failed
 from benchmarks.trainer_cases import CASES
 from benchmarks.trainer_profile import report
 from benchmarks.trainer_report import LossesDiffer, check_losses, markdown, speed_markdown
@@ -125,6 +126,12 @@ def test_both_sides_of_a_row_of_the_speed_table_do_the_same_training(zygote, tmp
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+def test_what_another_side_has_no_memory_for_is_a_result():
+    assert not failed(speed_line("hf", error="OutOfMemoryError: CUDA out of memory"))
+    assert failed(speed_line("ours", error="OutOfMemoryError: CUDA out of memory"))
+    assert failed(speed_line("hf", error="RuntimeError: x"))
+
+
 def test_the_speed_table_goes_on_with_its_file(zygote, tmp_path):
     out = tmp_path / "lines"
     words = ["--table", "tiny", "--rows", "tiny-1b-lora-2048", "--sides", "hf", "ours", "trl-liger", "--out", str(out)]
@@ -134,7 +141,22 @@ def test_the_speed_table_goes_on_with_its_file(zygote, tmp_path):
     assert [json.loads(text)["side"] for text in out.read_text().splitlines()] == ["hf", "ours"]
     again = zygote.fork(cases_benchmark.table, words=[*words, "--rounds", "2", "--seconds", "0"]).result()
     assert again["text"].count("left     tiny-1b-lora-2048") == 2
+    assert again["code"] == 1
     assert "| tiny-1b-lora-2048 | hf |" in again["text"]
+
+
+def test_steps_on_a_card_are_timed_by_its_own_events(zygote):
+    found = zygote.fork(cases_benchmark.clock_of_a_card).result()
+    assert found["step_s"] == [0.25] * 4
+    # idle at both ends, and the peak is of timed steps
+    assert found["calls"] == ["synchronize", "reset_peak_memory_stats", "synchronize"]
+    assert found["positive"]
+
+
+@pytest.mark.parametrize(("opened", "way"), [(False, "fork"), (True, "spawn")])
+def test_children_are_forked_unless_importing_has_opened_the_driver(zygote, tmp_path, opened, way):
+    found = zygote.fork(cases_benchmark.way_to_start, folder=str(tmp_path), opened=opened).result()
+    assert found == {"way": way, "told": [[9, 0]]}
 
 
 def test_a_measurement_that_fails_is_a_line_of_its_own(zygote, tmp_path):
