@@ -30,7 +30,9 @@ class Kernel:
     place: str
     """The module with its functions `obstacle` and `put_in`."""
     package: str = ""
-    """The package that it needs beside those of every job; "": none."""
+    """The package that it needs beside those of every job; "": none. torch for CUDA and ROCm brings Triton."""
+    on_gpu: bool = True
+    """Whether it needs a GPU."""
 
 
 KERNELS: Mapping[str, Kernel] = {
@@ -53,6 +55,6 @@ KERNELS: Mapping[str, Kernel] = {
         place=f"{_FOLDER}.cross_entropy",
         package="triton",
     ),
-    "lora": Kernel(replaces="scaling and addition of adapters' outputs", place=f"{_FOLDER}.lora"),
+    "lora": Kernel(replaces="scaling and addition of adapters' outputs", place=f"{_FOLDER}.lora", on_gpu=False),
 }
 """Every kernel by its name in job.yaml, in the order in which they are put in."""

@@ -514,6 +514,23 @@ def _check_kernels(checked: Checked[JobWords]) -> None:
             expected="auto, torch, or names of kernels",
             fix="delete the one or the others",
         )
+    words = checked.words
+    if "packed-attention" in names and not words.data.packing:
+        checked.report(
+            ("kernels",),
+            seen="packed-attention with data.packing: false",
+            expected="rows that are packed",
+            fix="delete it, or set data.packing: true",
+            reads=(("data", "packing"),),
+        )
+    if "lora" in names and words.method.kind == "full":
+        checked.report(
+            ("kernels",),
+            seen="lora with method: full",
+            expected="a method with adapters",
+            fix="delete it, or set method: lora",
+            reads=(("method", "kind"),),
+        )
 
 
 def _check_compile(checked: Checked[JobWords]) -> None:

@@ -14,6 +14,7 @@ from gangline.context import Context
 from gangline.errors import GanglineError, UsageError
 from gangline.exporters import EXPORTERS, Secret
 from gangline.inventory.facts import Inventory
+from gangline.kernel_table import KERNELS
 from gangline.provision.requirements import ADDED, lock_of
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
@@ -58,6 +59,9 @@ def _needs(job: Job, strategy: str) -> Iterator[NeededPackage]:
         yield NeededPackage(
             package="flash-attn", why="model.attention: flash_attention_2", otherwise="model.attention: sdpa"
         )
+    for name in named_kernels(job):
+        if package := KERNELS[name].package:
+            yield NeededPackage(package=package, why=f"kernels: {name}", otherwise="kernels: auto")
     for name in job.report.exporters:
         if package := EXPORTERS[name].package:
             yield NeededPackage(package=package, why=f"report.{name}", otherwise=f"report.{name}: none", head_only=True)
@@ -109,6 +113,7 @@ def find_needs(job: Job, strategy: str, cluster: Cluster, inventory: Inventory, 
         if added:
             lines.append(f"needs      {need.package} ({need.why}): comes with the environment on {' '.join(added)}")
         missing += _without(need, cluster, inventory)
+    missing += _without_gpu(job, cluster, inventory)
     secrets = {name: EXPORTERS[name].secret for name in job.report.exporters}
     missing += [
         _no_key(name, secret, cluster.head)
@@ -116,6 +121,28 @@ def find_needs(job: Job, strategy: str, cluster: Cluster, inventory: Inventory, 
         if secret is not None and not _has_key(secret, cluster.head, context)
     ]
     return Needs(lines=tuple(lines), missing=tuple(missing))
+
+
+def named_kernels(job: Job) -> tuple[str, ...]:
+    """The kernels that a job may not do without."""
+    return tuple(name for name in job.kernels if name in KERNELS)
+
+
+def _without_gpu(job: Job, cluster: Cluster, inventory: Inventory) -> Iterator[UsageError]:
+    """One error for each kernel that a job names and that hosts without a GPU cannot have."""
+    known = {host.name: inventory.of(host.name) for host in cluster.hosts}
+    bare = {
+        name: facts.gpu_reason or "it shows none"
+        for name, facts in known.items()
+        if facts is not None and not facts.gpus and not facts.other_gpus
+    }
+    for name in named_kernels(job):
+        if KERNELS[name].on_gpu and bare:
+            yield UsageError(
+                f"kernels: {name} needs a GPU, which {' '.join(bare)} would not have",
+                seen="; ".join(f"{host}: {reason}" for host, reason in bare.items()),
+                fix="write kernels: auto, which takes what works",
+            )
 
 
 def _without(need: NeededPackage, cluster: Cluster, inventory: Inventory) -> Iterator[UsageError]:

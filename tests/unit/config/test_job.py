@@ -86,6 +86,17 @@ def test_kernels_are_one_word_or_names(folder, word, kernels):
     assert load(folder, MINIMAL, f"kernels={word}").kernels == kernels
 
 
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["kernels=packed-attention", "data.packing=false"], "packed-attention with data.packing: false"),
+        (["kernels=lora", "method=full"], "lora with method: full"),
+    ],
+)
+def test_a_kernel_for_which_the_job_has_nothing_to_do_is_a_mistake(folder, words, seen):
+    assert seen in refused(folder, MINIMAL, *words)
+
+
 def test_auto_beside_the_name_of_a_kernel_is_a_mistake(folder):
     said = refused(folder, MINIMAL, "kernels=[packed-attention, auto]")
     assert "expected auto, torch, or names of kernels" in said
@@ -121,7 +132,7 @@ seed: 7
 precision: {compute: fp32, parameters: compute}
 activation_checkpointing: true
 exchange: bf16
-kernels: packed-attention
+kernels: lora
 optimizer: {kind: adamw-8bit, learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
 schedule: {kind: linear, warmup_steps: 50, warmup_from_zero: true, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}

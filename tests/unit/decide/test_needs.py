@@ -15,7 +15,7 @@ from gangline.provision.requirements import lock_of, own_lock
 from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.runs.job import Job, MethodJob, ReportJob
 from tests.fakes.transport import FakeTransport
-from tests.unit.checks.machines import cluster, host, inventory, pc
+from tests.unit.checks.machines import cluster, host, inventory, machine, pc
 from tests.unit.decide.test_forecast import JOB, Silent
 
 PAIR = cluster(host("pc1"), host("pc2"))
@@ -33,9 +33,10 @@ def needs(
     packages: dict[str, dict[str, str | None]] | None = None,
     variables: dict[str, str] | None = None,
     netrc: str | None = None,
+    without_gpu: tuple[str, ...] = (),
 ) -> Needs:
     """packages: host -> what its Python has besides."""
-    answers: dict[str, Any] = {name: pc(name) for name in ("pc1", "pc2")}
+    answers: dict[str, Any] = {name: machine(name) if name in without_gpu else pc(name) for name in ("pc1", "pc2")}
     nothing = {"deepspeed": None, "wandb": None, "flash-attn": None}
     for name, answer in answers.items():
         answer["packages"]["packages"] |= {**nothing, **(packages or {}).get(name, {})}
@@ -114,6 +115,20 @@ def test_a_kernel_without_wheels_is_refused_with_another_way(tmp_path: Path) -> 
     model = dataclasses.replace(JOB.model, attention="flash_attention_2")
     where = cluster(host("pc1", environment=LOCKED), host("pc2", environment=LOCKED))
     assert "model.attention: sdpa" in refusal(needs(tmp_path, dataclasses.replace(JOB, model=model), where))
+
+
+def test_a_kernel_that_is_named_needs_triton_and_a_gpu_on_every_host(tmp_path: Path) -> None:
+    job = dataclasses.replace(JOB, kernels=("rms-norm",))
+    there: dict[str, dict[str, str | None]] = {name: {"triton": "3.9.0"} for name in ("pc1", "pc2")}
+    assert needs(tmp_path, job, packages=there) == Needs()
+    assert "kernels: rms-norm needs triton, which pc2 would not have" in refusal(
+        needs(tmp_path, job, packages={**there, "pc2": {"triton": None}})
+    )
+    words = refusal(needs(tmp_path, job, packages=there, without_gpu=("pc2",)))
+    assert "kernels: rms-norm needs a GPU, which pc2 would not have" in words
+    assert "write kernels: auto" in words
+    free = dataclasses.replace(JOB, kernels=("auto",))
+    assert needs(tmp_path, free, packages={"pc1": {"triton": None}}, without_gpu=("pc1", "pc2")) == Needs()
 
 
 HAS_WANDB: dict[str, dict[str, str | None]] = {"pc1": {"wandb": "0.31.0"}}

@@ -57,10 +57,10 @@ def _forward(own: Any) -> Any:
     def forward(self: Any, x: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
         name = self.active_adapters[0]
         first, second = self.lora_A[name].weight, self.lora_B[name].weight
-        if more or options or self.disable_adapters or self.merged or isinstance(first, DTensor):
+        if more or options or self.disable_adapters or self.merged or _is_divided(first):
             return own(self, x, *more, **options)  # type: ignore[no-any-return]
         base, scale = self.base_layer, self.scaling[name]
-        if type(base) is nn.Linear and "forward" not in vars(base) and not isinstance(base.weight, DTensor):
+        if type(base) is nn.Linear and "forward" not in vars(base) and not _is_divided(base.weight):
             found: torch.Tensor = AdaptedLinear.apply(x, base.weight, base.bias, first, second, scale)
             return found
         result: torch.Tensor = base(x)
@@ -69,6 +69,11 @@ def _forward(own: Any) -> Any:
         return with_adapter(result.flatten(0, -2), narrow.flatten(0, -2), second, scale).view(result.shape)
 
     return forward
+
+
+def _is_divided(weight: torch.Tensor) -> bool:
+    """Whether it has to be put together by a call of its module: zero-3 does that, and marks weights so."""
+    return isinstance(weight, DTensor) or hasattr(weight, "ds_id")
 
 
 def _format(x: torch.Tensor) -> torch.dtype:
