@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 import warnings
@@ -17,7 +18,7 @@ from transformers import LlamaConfig
 from gangline.errors import UsageError
 from gangline.runs.job import MethodJob
 from gangline.worker import batch as batch_module
-from gangline.worker import compat, documents
+from gangline.worker import compat, documents, process_group
 from gangline.worker.borders import remember_borders
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import base_of
@@ -201,6 +202,23 @@ def with_a_rank_on_a_processor() -> dict:
     except UsageError as error:
         return error.to_json()
     return {}
+
+
+def joined(env: dict) -> dict:
+    """What torch's watchdog is told when ranks with cards join, and by which backends they do."""
+    os.environ.update(env, RANK="0", WORLD_SIZE="2")
+    gang, seen = make_world([1, 1], rank=0).gang, {}
+
+    def begin(backend, **_words):
+        seen.update(mode=os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"], backend=backend)
+
+    with (
+        patch.object(process_group, "_own_device", lambda _index: torch.device("cuda", 0)),
+        patch.object(process_group, "meeting_place", lambda *_place, **_words: None),
+        patch.object(dist, "init_process_group", begin),
+    ):
+        process_group.join(gang)
+    return seen
 
 
 def card() -> dict:

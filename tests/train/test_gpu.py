@@ -66,10 +66,14 @@ def test_a_step_of_two_ranks_waits_for_the_card_once(pool, strategy):
         assert names(waits) == [READ] * cases_gpu.STEPS, waits
 
 
-@pytest.mark.gpu
 def test_a_rank_without_a_card_is_refused_beside_one_with(pool):
     for error in pool(2).run(cases_gpu.with_a_rank_on_a_processor):
         assert error["what"] == "some ranks of the gang have a GPU and some have none"
+
+
+@pytest.mark.parametrize(("env", "mode"), [({}, "2"), ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, "1")])
+def test_the_watchdog_of_nccl_ends_waits_and_no_process_unless_the_user_says_otherwise(zygote, env, mode):
+    assert zygote.fork(cases_gpu.joined, env=env).result() == {"mode": mode, "backend": "cpu:gloo,cuda:nccl"}
 
 
 @pytest.mark.gpu
