@@ -17,13 +17,15 @@ from gangline.decide.hosts import SpeedTable
 from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.measured import keep
+from gangline.kernel_table import KERNELS
 from gangline.planner.architecture import Architecture, Layer, Linear, place_adapters
 from gangline.planner.candidate import MOST_OF_HOST, Candidate, PlanQuery, builds_method, lacking
 from gangline.planner.config import UnknownArchitecture, read_architecture, unpackable
 from gangline.planner.decision import Choice, decide
-from gangline.planner.machines import PlannedCluster
+from gangline.planner.machines import Placement, PlannedCluster
 from gangline.planner.report import fastest_of_fewer, slowness_cause, ways_lines
-from gangline.planner.training import GANGLINE, GANGLINE_CPU, Number, SoftwareStack, Training
+from gangline.planner.software import with_kernels
+from gangline.planner.training import BYTES, GANGLINE, GANGLINE_CPU, Number, SoftwareStack, Training
 from gangline.planner.ways_out import Suggestion, ways_out
 from gangline.provision.code import trainer_here
 from gangline.provision.hub import kept_or_fetched
@@ -449,12 +451,39 @@ def _architecture(config: dict[str, Any], context: Context) -> Architecture:
         return count_architecture(config, context)
 
 
+PACKED_ATTENTION, LEAST_CAPABILITY = "packed-attention", 8.0
+"""As `worker.kernels.packed_attention` asks for it."""
+
+
+def kernels_of(job: Job, world: PlannedCluster, *, compute: Number) -> tuple[str, ...]:
+    """The kernels that ranks on these machines will take, as far as machines and formats decide; see `worker.kernels`.
+
+    All ranks take the same ones: what is in Triton where each has a GPU, attention of packed rows where all of these
+    are NVIDIA's of compute capability 8.0 or later, and the sum of adapters everywhere.
+    """
+    if job.kernels == ("torch",):
+        return ()
+    names = tuple(KERNELS) if job.kernels == ("auto",) else job.kernels
+    places = world.placements
+    on_gpus = all(each.gpu is not None for each in places) and compute != "fp64"
+    new = on_gpus and BYTES[compute] == 2 and all(_takes_packed_attention(each) for each in places)
+    usual = {"lora", *([name for name, row in KERNELS.items() if row.package == "triton"] if on_gpus else [])}
+    return tuple(name for name in names if name in usual or (name == PACKED_ATTENTION and new))
+
+
+def _takes_packed_attention(placement: Placement) -> bool:
+    spec = placement.spec
+    return spec is not None and spec.vendor == "NVIDIA" and float(spec.compute_capability or 0) >= LEAST_CAPABILITY
+
+
 def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGLINE) -> Training:
     """What a rank computes, as the job says."""
     compute = _compute(job, world)
     trained: Number = compute if compute == "fp64" or job.parameters == "compute" else "fp32"
     if stack == GANGLINE and any(placement.gpu is None for placement in world.placements):
         stack = GANGLINE_CPU
+    if stack.name.startswith(GANGLINE.name):
+        stack = with_kernels(stack, kernels_of(job, world, compute=compute), compute=compute)
     if stack.adapters is not None and job.method.kind != "full":
         trained = compute if stack.adapters == "compute" else stack.adapters
     attention = "eager" if job.model.attention == "eager" else stack.attention

@@ -20,6 +20,8 @@ from gangline.inventory.measured import load_network, network_line
 from gangline.planner.candidate import Candidate, builds_method
 from gangline.planner.decision import Choice
 from gangline.planner.machines import PlannedCluster, assumed_link, bus_of, imagine, link, with_hosts, without_hosts
+from gangline.planner.memory import rank_memory
+from gangline.planner.memory_fit import device_of
 from gangline.planner.report import (
     TITLE,
     Length,
@@ -34,7 +36,7 @@ from gangline.planner.report import (
     ways_lines,
 )
 from gangline.planner.saves import Saving, save_cost
-from gangline.planner.software import STACKS
+from gangline.planner.software import STACKS, without_kernels
 from gangline.planner.training import GANGLINE, SoftwareStack
 from gangline.planner.ways_out import Suggestion
 from gangline.provision.console import Console
@@ -282,12 +284,19 @@ class Traced:
     @property
     def line(self) -> str:
         """For people."""
-        formula = self.candidate.needs[0].memory.allocated_bytes
         training = self.candidate.rank_trainings[0]
+        placement, own = self.candidate.needs[0].placement, without_kernels(training.stack)
+        formula = rank_memory(
+            self.candidate.architecture,
+            dataclasses.replace(training, stack=own),
+            self.candidate.strategy,
+            device=device_of(placement),
+        ).allocated_bytes
+        kernels = "" if own == training.stack else " with torch's own operators"
         text = f"{self.candidate.strategy.kind}, micro-batch {training.micro_batch}"
         text += ", with activation checkpointing" if training.checkpointing else ""
         return (
-            f"{text}: {format_bytes(self.peak_bytes)} of tensors traced, {format_bytes(formula)} by formula "
+            f"{text}: {format_bytes(self.peak_bytes)} of tensors traced{kernels}, {format_bytes(formula)} by formula "
             f"({100 * (formula / self.peak_bytes - 1):+.1f} %); {self.answer['seconds']:.0f} s, torch "
             f"{self.answer['versions']['torch']}" + "".join(f"; {note}" for note in self.answer["notes"])
         )

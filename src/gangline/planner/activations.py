@@ -355,6 +355,8 @@ class Block:
 
     def _adapter(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
         """peft: the input in the adapter's width, two narrow products, and the sum."""
+        if self.training.stack.adds_adapters and not self.training.dora and not self.training.dropout:
+            return self._added(value, base, linear)
         with self.tape.holding(value):
             stored = self.tape.cast(value, self.stored)
             with self.tape.holding(stored):
@@ -363,6 +365,17 @@ class Block:
                 if self.training.dora:
                     return self._dora(base, wide, linear)
                 return self.tape.cast(self.tape.add(base, self.tape.apply(wide)), base.width)
+
+    def _added(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
+        """The kernel `lora`: base + scale * narrow second in one product; the input is kept as it is."""
+        rank = linear.rank or self.training.rank
+        if self.autocast:
+            self.tape.copy_weights(rank * (linear.inputs + linear.outputs) * self.compute)
+        with self.tape.holding(value):
+            value = self.tape.cast(value, self.compute if self.autocast else self.stored)
+            narrow = self.tape.apply(value, numbers=value.numbers // linear.inputs * rank, keeps=(value,))
+            narrow = self.tape.cast(narrow, base.width)
+            return self.tape.apply(base, narrow, keeps=(narrow,))
 
     def _narrowed(self, value: TensorSize, linear: Linear, rank: int) -> TensorSize:
         """The product with an adapter's first matrix."""
@@ -575,6 +588,8 @@ class Block:
             return self.linear(self._activate(self.linear(value, first[0])), down)
         if len(first) == 2:
             gate, up = (self.linear(value, linear) for linear in first)
+            if "gated-mlp" in self.training.stack.fused:
+                return self.linear(self.tape.apply(gate, up, keeps=(gate, up)), down)
         else:
             gate, up = self._halves(self.linear(value, first[0]))
         return self.linear(self._gate(gate, up), down)

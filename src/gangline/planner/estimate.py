@@ -165,7 +165,7 @@ def _traffic_bytes(architecture: Architecture, layer: Layer, training: Training)
     norm = 2 * width if "norm" in stack.fused or layer.norm == "layer" else 15 * width
     normed = layer.num_norms * architecture.hidden + (0 if layer.qk_norm == "none" else heads + keys)
     rotary = (2 if "rope" in stack.fused else 9) * width if layer.rotary else 0
-    act = (3 if {"mlp", "activation"} & set(stack.fused) else 5) if layer.gated else 2
+    act = (3 if {"mlp", "gated-mlp", "activation"} & set(stack.fused) else 5) if layer.gated else 2
     found: float = (
         normed * norm + 6 * stream * architecture.hidden + (heads + keys) * rotary + layer.width * act * width
     )

@@ -58,11 +58,11 @@ class MemoryFit:
         if strategy.half.layers == "staged":
             stages, number = strategy.place(rank)
             first = ahead(number, len(stages), eager=strategy.eager)
-            role: Role = (*self._work(strategy, rank), first, _device(placement))
+            role: Role = (*self._work(strategy, rank), first, device_of(placement))
         else:
-            role = (strategy, _device(placement))
+            role = (strategy, device_of(placement))
         if (found := self.known.get(role)) is None:
-            device = _device(placement)
+            device = device_of(placement)
             found = rank_memory(self.architecture, self.training, strategy, rank=rank, device=device)
             self.known[role] = found
         return found
@@ -102,7 +102,7 @@ class MemoryFit:
         for rank, placement in enumerate(self.placements):
             if rank % size == 0:  # in the next pipeline others are nearer to the front
                 least = {}
-            alike: Role = (*self._work(strategy, rank), _device(placement), placement.free_bytes is None)
+            alike: Role = (*self._work(strategy, rank), device_of(placement), placement.free_bytes is None)
             alike = (*alike, id(self.each[rank])) if self.each else alike
             free_bytes = placement.free_bytes or 0
             if alike not in least or free_bytes < least[alike]:
@@ -110,7 +110,8 @@ class MemoryFit:
                 yield rank
 
 
-def _device(placement: Placement) -> Overheads:
+def device_of(placement: Placement) -> Overheads:
+    """What a process on it takes beside its tensors."""
     if placement.gpu is None:
         return CPU
     capability = "" if placement.spec is None else placement.spec.compute_capability

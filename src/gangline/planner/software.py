@@ -6,10 +6,20 @@ measured run; `python -m benchmarks.plan_gpu_memory` compares the measured ones 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from gangline.planner.architecture import Architecture
-from gangline.planner.training import GANGLINE, GANGLINE_CPU, PlannedStrategy, SoftwareStack, Training
+from gangline.planner.training import (
+    BYTES,
+    GANGLINE,
+    GANGLINE_CPU,
+    FusedPart,
+    Number,
+    PlannedStrategy,
+    SoftwareStack,
+    Training,
+)
 from gangline.strategies.table import ALONE
 
 PEFT = "peft (0.12 and later): adapters are fp32 over frozen weights of 16 bits (autocast_adapter_dtype)"
@@ -253,6 +263,24 @@ STACKS = {
         FMS_LIGER,
     )
 }
+
+
+def with_kernels(stack: SoftwareStack, names: Collection[str], *, compute: Number) -> SoftwareStack:
+    """Gangline's own stack with kernels in place of torch's operators: names of `gangline.kernel_table`."""
+    parts: dict[str, FusedPart] = {"rms-norm": "norm", "rotary": "rope", "gated-mlp": "gated-mlp"}
+    return replace(
+        stack,
+        fused=tuple(part for name, part in parts.items() if name in names),
+        adds_adapters="lora" in names,
+        chunk_bytes=BYTES[compute] if "cross-entropy" in names else stack.chunk_bytes,
+        joins_documents=stack.joins_documents and "packed-attention" not in names,
+    )
+
+
+def without_kernels(stack: SoftwareStack) -> SoftwareStack:
+    """Gangline's own stack with torch's operators, as its traces run it."""
+    joins = GANGLINE.joins_documents
+    return replace(stack, fused=(), adds_adapters=False, chunk_bytes=GANGLINE.chunk_bytes, joins_documents=joins)
 
 
 def settled(architecture: Architecture, training: Training, strategy: PlannedStrategy) -> Training:

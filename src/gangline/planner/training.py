@@ -14,7 +14,7 @@ BYTES: dict[Number, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 Method = Literal["full", "lora", "qlora"]
 Bits = Literal[4, 8]
 Payload = Literal["int8", "bf16", "fp32"]
-RecomputedPart = Literal["norm", "rope", "mlp", "activation"]
+FusedPart = Literal["norm", "rope", "mlp", "gated-mlp", "activation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,12 @@ class SoftwareStack:
     holds_inputs: bool = False
     """Whether each layer's input and its gradient are held until backward is over (FSDP1's hooks on frozen weights,
     with reentrant checkpointing)."""
-    fused: tuple[RecomputedPart, ...] = ()
-    """Parts of a layer that are one kernel, which keeps its input only."""
+    fused: tuple[FusedPart, ...] = ()
+    """Parts of a layer that are one kernel, which keeps its input only. mlp: act(gate) * up, of experts, too,
+    and adapters as Unsloth has them; gated-mlp: that product alone, where there are no experts."""
+    adds_adapters: bool = False
+    """Whether an adapter's output is added within its second product, and its input multiplied as it is; else peft
+    widens that to the adapter's format first, and autocast narrows it again, for each matrix anew."""
     keeps_quantised_inputs: bool = False
     """Whether the 4-bit product holds its input (bitsandbytes up to 0.42)."""
     unpacked_copies: int = 1

@@ -38,6 +38,7 @@ from gangline.worker.bench_collective import (
     report,
     timed,
 )
+from gangline.worker.kernels.choice import KernelPlace, put_in_kernels
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy
 from gangline.worker.model import base_of, random_model, trainable
 from gangline.worker.optimizer import make_optimizer, update_once
@@ -86,6 +87,9 @@ def build(order: dict[str, Any], device: torch.device) -> CalibrationCopy:
     precision = agree_precision(job, device, world_size=dist.get_world_size())
     model = random_model(job, order["config"], device=device, compute=precision.compute)
     loss = CausalLoss(model, compute=precision.compute)
+    put_in_kernels(
+        KernelPlace(loss=loss, job=job, device=device, precision=precision), world_size=dist.get_world_size()
+    )
     return CalibrationCopy(
         loss=loss,
         optimizer=make_optimizer(loss.model, job.optimizer),
@@ -253,7 +257,8 @@ def _head(copy: CalibrationCopy, batch: Batch) -> float:
     def once() -> None:
         with copy.precision.autocast(copy.device):
             if copy.loss.fused:
-                loss = LinearCrossEntropy.apply(hidden, head.weight, head.bias, goal, copy.precision.compute, True)  # type: ignore[no-untyped-call]
+                words = copy.precision.compute, True, copy.loss.rows_loss
+                loss = LinearCrossEntropy.apply(hidden, head.weight, head.bias, goal, *words)  # type: ignore[no-untyped-call]
             else:
                 loss = F.cross_entropy(head(hidden).float(), goal, reduction="sum")
         loss.backward()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gangline.planner.architecture import Architecture, Linear
 from gangline.planner.config import read_architecture
 from gangline.planner.memory import CUDA, Memory, rank_memory
-from gangline.planner.training import Number, OptimizerKind, PlannedStrategy, RecomputedPart, SoftwareStack, Training
+from gangline.planner.training import FusedPart, Number, OptimizerKind, PlannedStrategy, SoftwareStack, Training
 from tests.unit.planner.rows import Row, Run, model_config
 
 DTYPES: dict[str, Number] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -114,9 +114,9 @@ def stack(row: Run) -> SoftwareStack:
     return replace(common, kept_logits_bytes=held, attention="math" if math else common.attention)
 
 
-def _fused(row: Run) -> tuple[RecomputedPart, ...]:
+def _fused(row: Run) -> tuple[FusedPart, ...]:
     kernels = str(row.stack.get("kernels"))
-    parts: dict[str, RecomputedPart] = {"RMSNorm": "norm", "RoPE": "rope"}
+    parts: dict[str, FusedPart] = {"RMSNorm": "norm", "RoPE": "rope"}
     return tuple(part for name, part in parts.items() if name in kernels)
 
 

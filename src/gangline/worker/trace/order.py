@@ -39,6 +39,8 @@ class TraceOrder:
     optimizer: OptimizerJob = dataclasses.field(default_factory=OptimizerJob)
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
     attention_kernel: AttentionKernel = "flash"
+    kernels: tuple[str, ...] = ("torch",)
+    """See `runs.job`; those in Triton compute nothing without numbers, and cannot be traced."""
     ranks: int = 1
     """More than one: the gradient buckets of DDP are counted."""
     layers: tuple[int, ...] | None = None
@@ -75,6 +77,7 @@ class TraceOrder:
             parameters=self.parameters,
             activation_checkpointing=self.activation_checkpointing,
             optimizer=self.optimizer,
+            kernels=self.kernels,
         )
 
     @property
