@@ -159,7 +159,7 @@ def _states(job_forecast: JobForecast) -> int:
 def test_weights_in_parts_have_no_moments_of_8_bits_and_the_way_out_is_said(context: Context) -> None:
     model = ModelJob(path="meta-llama/Llama-3.2-3B")
     job = dataclasses.replace(JOB, model=model, method=MethodJob(), optimizer=OptimizerJob(kind="adamw-8bit"))
-    cards = with_memory(world(",".join(["rtx4090"] * 20), wire="100gbe"), *[11] * 20)  # short for ends of a pipeline
+    cards = with_memory(world(",".join(["rtx4090"] * 20), wire="100gbe"), *[11.5] * 20)  # short for ends of a pipeline
     job_forecast = forecast_job(job, cards, context)
     with pytest.raises(DoesNotFit, match="does not fit on") as caught:
         require_startable(job, job_forecast)
