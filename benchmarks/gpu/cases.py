@@ -65,7 +65,7 @@ CASES = (
     ),
     _tests(
         "card",
-        *("-m", "gpu", *_files("gpu", "kernels", "compiled", "prefork", "checkpoint")),
+        *("-m", "gpu", *_files("gpu", "kernels", "prefork", "checkpoint")),
         expected_s=60,
         shows="a step waits for the card once; kernels, facts, samples, forked ranks, saves, a lack of memory",
     ),

@@ -12,7 +12,7 @@ from gangline.errors import UsageError
 from gangline.worker import compat
 from gangline.worker.compiled import compile_layers
 from gangline.worker.progress import TrainingProgress
-from tests.train.small import make_job, make_session, make_world, run_loop
+from tests.train.small import make_job, make_session, make_world, mixture_folder, run_loop
 
 EAGER = "aot_eager"
 """Graphs as they are compiled, without a compiler behind them, which takes a minute for each test."""
@@ -63,8 +63,11 @@ def refused(shares, **job):
     return None
 
 
-def _session(shares, *, strategy: str, packed: bool, device: str = "cpu", method: str = "lora", dropout=0.0, **job):
-    made = make_job(method=method, steps=6, dropout=dropout, **job)
+def _session(shares, *, strategy: str, packed: bool, device: str = "cpu", mixture: bool = False, **job):
+    job = {"method": "lora", "dropout": 0.0, **job, "kernels": tuple(job.get("kernels", ("torch",)))}
+    made = make_job(**job, steps=6)
+    if mixture:
+        made = replace(made, model=replace(made.model, path=mixture_folder()))
     if packed:
         made = replace(made, data=replace(made.data, packing=True))
     rank = dist.get_rank() if dist.is_initialized() else 0

@@ -142,6 +142,7 @@ DYNAMO = _torch("torch:_dynamo.config", "compiling the layers of a model inside 
 COMPILE_COUNTERS = _torch(
     "torch._dynamo.utils:counters", "saying how much was compiled, and how much was found compiled"
 )
+COMPILER = _torch("torch._inductor.compile_fx:compile_fx", "importing the compiler before ranks are forked")
 GROUPED_PRODUCT = _torch("torch:ops.aten._grouped_mm.default", "the shapes of experts in a step without numbers")
 
 TP_PLAN = _transformers(

@@ -317,8 +317,11 @@ def _import_of_job(job: Job) -> None:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    from gangline.worker import compat
     from gangline.worker.model import load_config
 
+    if job.compile:
+        compat.COMPILER.get()
     if job.method.kind != "full":
         with _hidden("bitsandbytes"):
             importlib.import_module("peft")

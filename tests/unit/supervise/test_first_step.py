@@ -22,6 +22,7 @@ def test_each_thing_that_all_ranks_do_is_told_once():
     assert told(first_step, all_at("joined")) == ["all 4 ranks load the model"]
     assert told(first_step, all_at("joined")) == []
     assert told(first_step, all_at("evaluate")) == ["all 4 ranks evaluate the model before the first step"]
+    assert told(first_step, all_at("compile")) == ["all 4 ranks compile the layers of the model"]
     assert told(first_step, all_at("data")) == ["all 4 ranks work on the first step"]
     assert first_step.done
     assert told(first_step, all_at("evaluate")) == []  # the one after some steps has a line of its own

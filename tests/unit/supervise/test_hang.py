@@ -271,6 +271,13 @@ def test_one_rank_that_loads_for_long_is_waited_for():
     assert names(gang.passes(10)) == ["hanging"]
 
 
+def test_ranks_that_compile_have_the_time_of_loading(gang):
+    gang.enter("compile")
+    assert gang.passes(LOADING_S - 10) == []
+    assert names(gang.passes(20)) == ["hanging"]
+    assert "ranks compile" in gang.shows().seen
+
+
 def test_a_long_evaluation_gives_signs_of_life(gang):
     gang.enter("evaluate")
     for _ in range(240):
