@@ -85,8 +85,8 @@ def gradient(gang: dict, precision: str):
 
 
 def steps(gang: dict, method: str, precision: str):
-    """Losses, norms and evaluations of 20 packed steps."""
-    world, job = make_world(rank=dist.get_rank(), **gang), _steps_job(method, precision)
+    """Losses, norms and evaluations of 20 packed steps, with all kernels that work there."""
+    world, job = make_world(rank=dist.get_rank(), **gang), replace(_steps_job(method, precision), kernels=("auto",))
     if world.gang.strategy == "zero-3":
         job = replace(job, strategy=replace(job.strategy, deepspeed=LARGE_IN_PARTS))
     _, split = run_loop(make_session(job, world, packed=True, num_evaluation=7))
