@@ -478,3 +478,20 @@ def compiled_for(architecture: int):
         made = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
         found[f"{program.__module__.rpartition('.')[2]}.{program.__name__}"] = len(made.asm["cubin"])
     return found
+
+
+def adapters_of_a_run(*, of_method=None, **changes):
+    """How far runs with the kernel for adapters are from those with peft's layers, losses and norms, and its places.
+
+    of_method: changes of `Job.method`; changes: those of the job.
+    """
+    norms_in_own_dtype()
+    job = make_job(**{"method": "lora", "steps": 6, **changes})
+    job = replace(job, method=replace(job.method, **(of_method or {})))
+    found = []
+    for name in ("torch", "auto"):
+        session = make_session(replace(job, kernels=(name,)), make_world([10], rank=0))
+        _, captured = run_loop(session)
+        found.append([figure for _, *figures in captured.steps for figure in figures])
+    apart = [abs(here / there - 1) for here, there in zip(*found, strict=True)]
+    return {"apart": max(apart), "places": session.kernels.taken}

@@ -136,6 +136,7 @@ def make_job(
         seed=7,
         precision=precision,
         draws="sample",
+        kernels=("auto",),
         optimizer=OptimizerJob(kind=optimizer, **OPTIMIZERS[optimizer].keys, learning_rate=3e-4, weight_decay=0.01),
         schedule=ScheduleJob(kind="cosine", warmup_steps=5),
         evaluation=EvaluationJob(every_steps=None),

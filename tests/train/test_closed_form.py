@@ -159,6 +159,21 @@ def test_adapters_that_are_added_in_their_product_keep_their_input_once(pool, me
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        {"dropout": 0.1, "checkpointing": True},
+        {"pure": True},
+        {"targets": ("q_proj", "v_proj"), "packed": True},
+        {"cpu": True},
+    ],
+    ids=["dropout", "pure", "packed", "cpu"],
+)
+def test_so_do_those_of_other_settings(pool, settings):
+    closed, traced = peaks(pool, LLAMA, kernels=["lora"], **settings)
+    assert closed == pytest.approx(traced, rel=OTHER_FORMULAS)
+
+
+@pytest.mark.parametrize(
     ("data", "settings"),
     [
         (LLAMA, {"method": "full"}),

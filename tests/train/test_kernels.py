@@ -4,7 +4,7 @@ import pytest
 
 from tests.train import cases_kernels
 from tests.train.pool import Zygote
-from tests.train.tolerances import BF16, FP32_GRADIENT, FP32_SUM, HALF_ON_A_GPU, SAME_SUMS
+from tests.train.tolerances import BF16, FP32_GRADIENT, FP32_SUM, FP64, HALF_ON_A_GPU, SAME_SUMS
 
 
 @pytest.mark.parametrize("words", ["2.10", "2.11", "2.13"])
@@ -212,3 +212,26 @@ def test_a_card_has_the_losses_of_torch_with_all_kernels(pool, method):
 @pytest.mark.gpu
 def test_a_card_is_not_waited_for_in_attention(pool):
     assert pool(1).run(cases_kernels.attention_without_waiting)[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"dropout": 0.0},
+        {"dropout": 0.1},
+        {"dropout": 0.0, "activation_checkpointing": True},
+        {"method": "qlora", "dropout": 0.0},
+        {"method": "qlora-8"},
+        {"of_method": {"init": "pissa", "dropout": 0.0}},
+    ],
+    ids=["plain", "dropout", "recomputed", "4 bits", "8 bits, dropout", "two adapters"],
+)
+def test_runs_with_adapters_in_place_have_the_losses_of_peft(pool, words):
+    found = pool(1).run(cases_kernels.adapters_of_a_run, precision="fp64", **words)[0]
+    assert found["apart"] < FP64
+    assert found["places"] == {"lora": 14}
+
+
+def test_lengths_of_rows_stay_with_peft(pool):
+    found = pool(1).run(cases_kernels.adapters_of_a_run, of_method={"dora": True})[0]
+    assert found == {"apart": 0.0, "places": {}}

@@ -313,12 +313,30 @@ class Block:
 
     def linear(self, value: TensorSize, linear: Linear) -> TensorSize:
         """A product with its adapter, if it carries one."""
+        carries = not self.full and linear in adapted(self.layer, self.training.targets)
+        if carries and self._is_one_product:
+            return self._one_product(value, linear)
         base = self._quantised(value, linear) if self.training.method == "qlora" else self._product(value, linear)
-        if self.training.method == "full" or linear not in adapted(self.layer, self.training.targets):
+        if not carries:
             return base
         if self.training.splits:
             base = self._began(value, base, linear)
         return self._adapter(value, base, linear)
+
+    @property
+    def _is_one_product(self) -> bool:
+        """Whether our kernel computes a matrix and its adapter at once, not one after the other."""
+        training = self.training
+        more = training.dora or training.dropout or training.splits
+        return training.stack.adds_adapters and training.method == "lora" and not more
+
+    def _one_product(self, value: TensorSize, linear: Linear) -> TensorSize:
+        """The kernel `lora` over a whole matrix keeps its input, and what the first factor makes of it."""
+        rows = value.numbers // linear.inputs
+        with self.tape.holding(value):
+            given = self.tape.cast(value, self.compute if self.autocast else self.stored)
+            narrow = TensorSize(rows * (linear.rank or self.training.rank), given.width)
+            return self.tape.apply(given, numbers=rows * linear.outputs, keeps=(given, narrow))
 
     def _began(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
         """What the adapter began with, subtracted: frozen factors, whose products keep nothing."""
@@ -355,7 +373,7 @@ class Block:
 
     def _adapter(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
         """peft: the input in the adapter's width, two narrow products, and the sum."""
-        if self.training.stack.adds_adapters and not self.training.dora and not self.training.dropout:
+        if self.training.stack.adds_adapters and not self.training.dora:
             return self._added(value, base, linear)
         with self.tape.holding(value):
             stored = self.tape.cast(value, self.stored)
@@ -367,15 +385,13 @@ class Block:
                 return self.tape.cast(self.tape.add(base, self.tape.apply(wide)), base.width)
 
     def _added(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
-        """The kernel `lora`: base + scale * narrow second in one product; the input is kept as it is."""
+        """The kernel `lora`: the second product goes into what the matrix gave; the first keeps the matrix's input."""
         rank = linear.rank or self.training.rank
-        if self.autocast:
-            self.tape.copy_weights(rank * (linear.inputs + linear.outputs) * self.compute)
         with self.tape.holding(value):
-            value = self.tape.cast(value, self.compute if self.autocast else self.stored)
-            narrow = self.tape.apply(value, numbers=value.numbers // linear.inputs * rank, keeps=(value,))
-            narrow = self.tape.cast(narrow, base.width)
-            return self.tape.apply(base, narrow, keeps=(narrow,))
+            given = self._drop(value) if self.training.dropout else value
+            given = self.tape.cast(given, base.width)
+            narrow = self.tape.apply(given, numbers=given.numbers // linear.inputs * rank, keeps=(given,))
+            return self.tape.apply(base, narrow, keeps=(narrow,), passes=True, view=True)
 
     def _narrowed(self, value: TensorSize, linear: Linear, rank: int) -> TensorSize:
         """The product with an adapter's first matrix."""

@@ -297,6 +297,7 @@ def settled(architecture: Architecture, training: Training, strategy: PlannedStr
             upcast_norms=stack.upcast_norms and prepared,
             repeats_heads=stack.repeats_heads if {architecture.model_type, "*"} & {*stack.repeats_heads} else (),
             holds_inputs=stack.holds_inputs and sharded,
+            adds_adapters=stack.adds_adapters and not strategy.half.capabilities.weights_by_module,
             masks="always" if _is_masked(architecture, training) else "never",
         ),
     )

@@ -185,6 +185,8 @@ class Capabilities:
     """Whether it computes what one big machine would."""
     package: str = ""
     """The package, besides torch, that does it."""
+    weights_by_module: bool = False
+    """Whether a weight is there only while the module that it belongs to runs, so that no kernel can take it along."""
 
     def supports(self, key: str, *, value: Any, given: Mapping[str, Any]) -> bool:
         """Whether it trains that value of a key, beside the given values of other keys."""

@@ -53,10 +53,10 @@ class QuantisedLinear(nn.Module):
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Value [..., in] -> [..., out], in the format of products."""
-        rows = value.to(self.compute).reshape(-1, self.in_features)
-        # of rows, for what a function of our own returns may be changed in place (Falcon does) only if it is no view
-        product: torch.Tensor = _Product.apply(rows, self.weight, self.scales, self)  # type: ignore[no-untyped-call]
-        return product.view(*value.shape[:-1], self.out_features)
+        product: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+            value.to(self.compute), self.weight, self.scales, self
+        )
+        return product
 
     def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """A weight [out, in] as the tensors of such a layer, by their names, on the device that it is on."""
@@ -117,16 +117,17 @@ def _wraps(part: nn.Module, experts: nn.Module) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """rows @ weight.T + bias, which keeps the few bits of each number for backward; the bias is frozen, too."""
+    """value @ weight.T + bias, which keeps the few bits of each number for backward; the bias is frozen, too."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, layer: QuantisedLinear
+        ctx: Any, value: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, layer: QuantisedLinear
     ) -> torch.Tensor:
         ctx.save_for_backward(numbers, scales)
         ctx.layer = layer
-        bias = None if layer.bias is None else layer.bias.to(layer.compute)
-        return F.linear(rows, layer.unpack(numbers, scales), bias)
+        # others change what this returns in place (Falcon, adapters): then it must be no view, as with a bias it would
+        product = F.linear(value, layer.unpack(numbers, scales))
+        return product if layer.bias is None else product.add_(layer.bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

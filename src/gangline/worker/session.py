@@ -187,7 +187,8 @@ def assemble(
     job, world, precision = strategy.job, strategy.world, strategy.precision
     steps = total_steps(len(train_set), job.batch, epochs=job.epochs, steps=job.steps)
     with connecting():
-        place = KernelPlace(loss=loss, job=job, device=world.device, precision=precision)
+        by_module = world.size > 1 and plan_half(world.gang.strategy).capabilities.weights_by_module
+        place = KernelPlace(loss=loss, job=job, device=world.device, precision=precision, by_module=by_module)
         kernels = put_in_kernels(place, world_size=world.size)
         strategy.agree(loss)
         strategy.wrap(loss)

@@ -211,7 +211,9 @@ class Zero3(ZeroPlan):
     guide = "as zero-2, with weights in parts, too"
     held = "all state"
     capabilities = replace(
-        _capabilities(("optimizer",), ("optimizer", "parameters"), keys=("offload_to",)), limits=(*LIMITS, *IN_PARTS)
+        _capabilities(("optimizer",), ("optimizer", "parameters"), keys=("offload_to",)),
+        limits=(*LIMITS, *IN_PARTS),
+        weights_by_module=True,
     )
     lockstep = True
 

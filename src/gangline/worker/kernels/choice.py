@@ -38,6 +38,8 @@ class KernelPlace:
     job: Job
     device: torch.device
     precision: Precision
+    by_module: bool = False
+    """See `strategies.base.Capabilities.weights_by_module`."""
     failures: list[str] = field(default_factory=list)
     """What was raised while kernels were tried."""
 

@@ -4,8 +4,10 @@
     dA = s (dy B)^T x                   dB = s dy^T (A x)
 
 x and y have rows of tokens. peft computes B (A x), multiplies it by s and adds it, five times the traffic of y, and
-autograd adds both parts of dx. Here torch.addmm does it while it writes y and dx. It is pure torch, for devices of
-every kind. Where the frozen weight has 4 or 8 bits, its linear stays what it is, and y is added to in the same way.
+autograd adds both parts of dx; with adapters in fp32 over a model in 16 bits it also widens x for A, which autocast
+narrows again, and keeps that copy for backward, one for each linear. Here torch.addmm adds while it writes y and dx,
+and linears that share their input keep it once. It is pure torch, for devices of every kind. Where the frozen weight
+has 4 or 8 bits, the adapter has dropout, or there are two, the linear stays what it is, and y is added to in place.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from gangline.worker.kernels.choice import KernelPlace, Undo, replace_forward, s
 
 
 def obstacle(place: KernelPlace) -> str:
-    """Whether there is anything to do."""
+    """Whether there is anything to do, and weights to do it with."""
     if place.job.method.kind == "full":
         return "adapters (method: lora or qlora)"
     if place.job.method.dora:
         return "adapters that are added; with dora the sum is scaled by rows"
-    if place.job.method.dropout:
-        return "adapters without dropout"
+    if place.by_module:
+        return "weights that stay while a layer runs; under this strategy each is there while its own module runs"
     return ""
 
 
 def put_in(place: KernelPlace) -> list[Undo]:
-    """Into every linear with one adapter."""
+    """Into every linear with adapters."""
     from peft.tuners.lora import Linear
 
     draw, dtype = torch.Generator().manual_seed(0), place.precision.compute
@@ -56,50 +58,39 @@ def _one_by_one(x: torch.Tensor, weight: torch.Tensor, first: torch.Tensor, seco
 
 
 def _is_plain(module: Any) -> bool:
-    names = list(module.active_adapters)
-    return (
-        len(names) == 1
-        and names[0] in module.lora_A
-        and type(module.lora_A[names[0]]) is type(module.lora_B[names[0]]) is nn.Linear
-        and module.lora_A[names[0]].bias is None
-        and module.lora_B[names[0]].bias is None
-        and isinstance(module.lora_dropout[names[0]], nn.Identity)
-    )
+    """Whether every adapter is two products, and nothing more."""
+    factors = [part[name] for name in module.lora_A for part in (module.lora_A, module.lora_B)]
+    return not module.lora_variant and all(type(each) is nn.Linear and each.bias is None for each in factors)
 
 
 def _forward(own: Any) -> Any:
     def forward(self: Any, x: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
-        name = self.active_adapters[0]
-        first, second = self.lora_A[name].weight, self.lora_B[name].weight
-        if more or options or self.disable_adapters or self.merged or _is_divided(first):
+        names = [name for name in self.active_adapters if name in self.lora_A]
+        factors = [(self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]) for name in names]
+        if more or options or self.disable_adapters or self.merged or isinstance(factors[0][0], DTensor):
             return own(self, x, *more, **options)  # type: ignore[no-any-return]
-        base, scale = self.base_layer, self.scaling[name]
-        if type(base) is nn.Linear and "forward" not in vars(base) and not _is_divided(base.weight):
-            found: torch.Tensor = AdaptedLinear.apply(x, base.weight, base.bias, first, second, scale)
-            return found
-        result: torch.Tensor = base(x)
-        # autocast narrows x itself; peft would widen it first, to the format of the adapter
-        narrow = nn.functional.linear(x if torch.is_autocast_enabled(x.device.type) else x.to(first.dtype), first)
-        return with_adapter(result.flatten(0, -2), narrow.flatten(0, -2), second, scale).view(result.shape)
+        base, dropouts = self.base_layer, [self.lora_dropout[name] for name in names]
+        result: torch.Tensor
+        if len(names) == 1 and isinstance(dropouts[0], nn.Identity) and _is_own(base):
+            result = AdaptedLinear.apply(x, base.weight, base.bias, *factors[0])
+            return result
+        result = base(x)
+        for dropout, adapter in zip(dropouts, factors, strict=True):
+            result = AddedAdapter.apply(result, dropout(x), *adapter)
+        return result
 
     return forward
 
 
-def _is_divided(weight: torch.Tensor) -> bool:
-    """Whether it has to be put together by a call of its module: zero-3 does that, and marks weights so."""
-    return isinstance(weight, DTensor) or hasattr(weight, "ds_id")
+def _is_own(base: nn.Module) -> bool:
+    """Whether a linear computes with its own weight, which is all there."""
+    return type(base) is nn.Linear and "forward" not in vars(base) and not isinstance(base.weight, DTensor)
 
 
 def _format(x: torch.Tensor) -> torch.dtype:
     """What products are computed in."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def with_adapter(result: torch.Tensor, narrow: torch.Tensor, second: torch.Tensor, scale: float) -> torch.Tensor:
-    """Result [n, out] + scale * narrow [n, r] @ second [out, r].T, in the format of result."""
-    dtype = _format(result)
-    return torch.addmm(result.to(dtype), narrow.to(dtype), second.to(dtype).t(), alpha=scale).to(result.dtype)
 
 
 class AdaptedLinear(torch.autograd.Function):
@@ -121,11 +112,14 @@ class AdaptedLinear(torch.autograd.Function):
         down, up = first.to(dtype), second.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
             narrow = rows @ down.t()
-            y = nn.functional.linear(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
-            y.addmm_(narrow, up.t(), alpha=scale)
+            # no view: others may change in place what a function of our own returns (Falcon does)
+            y = nn.functional.linear(x.to(dtype), weight.to(dtype))
+            if bias is not None:
+                y.add_(bias)
+            y.view(-1, y.shape[-1]).addmm_(narrow, up.t(), alpha=scale)
         ctx.save_for_backward(rows, weight, first, second, narrow)
         ctx.scale, ctx.format = scale, x.dtype
-        return y.view(*x.shape[:-1], y.shape[-1])
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
@@ -145,3 +139,40 @@ class AdaptedLinear(torch.autograd.Function):
             d_weight = (dy.t() @ rows).to(weight.dtype) if need_weight else None
             d_bias = dy.sum(0) if need_bias else None
         return dx, d_weight, d_bias, d_first, d_second, None
+
+
+class AddedAdapter(torch.autograd.Function):
+    """y [..., out], x [..., in], A [r, in], B [out, r], s -> y, to which s * x A^T B^T is added in place."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, y: torch.Tensor, x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Two products, in the format of y."""
+        rows = x.flatten(0, -2).to(y.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            narrow = rows @ first.to(y.dtype).t()
+            y.view(-1, y.shape[-1]).addmm_(narrow, second.to(y.dtype).t(), alpha=scale)
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(rows, first, second, narrow)
+        ctx.scale, ctx.format = scale, x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        """Four; the gradient of y is that of the sum."""
+        rows, first, second, narrow = ctx.saved_tensors
+        _, need_x, need_first, need_second, _ = ctx.needs_input_grad
+        dy = grad_outputs[0].flatten(0, -2).to(rows.dtype)
+        with torch.autocast(dy.device.type, enabled=False):
+            d_narrow = (dy @ second.to(dy.dtype)).mul_(ctx.scale)
+            dx = (d_narrow @ first.to(dy.dtype)).to(ctx.format) if need_x else None
+            d_first = (d_narrow.t() @ rows).to(first.dtype) if need_first else None
+            d_second = (dy.t() @ narrow).mul_(ctx.scale).to(second.dtype) if need_second else None
+        return (
+            grad_outputs[0],
+            None if dx is None else dx.view(*grad_outputs[0].shape[:-1], -1),
+            d_first,
+            d_second,
+            None,
+        )
