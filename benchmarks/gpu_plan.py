@@ -114,7 +114,7 @@ class Setting:
         found: dict[str, Any] = json.loads((CONFIGS / f"{self.model}.json").read_text(encoding="utf-8"))
         return {key: value for key, value in found.items() if not key.startswith("_")}
 
-    def job(self, folder: Path, config: Mapping[str, Any]) -> Job:
+    def job(self, folder: Path, config: Mapping[str, Any], *, kernels: str = "auto") -> Job:
         """As a job.yaml has it; a folder gets the config.json."""
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         words = {
@@ -128,6 +128,7 @@ class Setting:
             "activation_checkpointing": self.checkpointing,
             "activation_offloading": self.offloading,
             "optimizer": self.optimizer,
+            "kernels": kernels,
             "precision": {"compute": "bf16", "parameters": "compute" if self.pure else "fp32"},
         }
         return load_job(words, needs_data=False)
@@ -173,18 +174,21 @@ SETTINGS: dict[str, Setting] = {
 # The plan's side.
 
 
-def forecast(setting: Setting, folder: Path, *, hosts: str = HOSTS) -> JobForecast:
+def forecast(
+    setting: Setting, folder: Path, *, hosts: str = HOSTS, kernels: str = "auto", stack: str = "gangline"
+) -> JobForecast:
     """What `gangline plan --hosts` rests on; folder: where config.json may lie."""
     placements = imagine(hosts)
     world = PlannedCluster(placements=placements, wire=assumed_link(), inside=bus_of(placements), asked=False)
     context = Context(transports={}, home=folder, console=Terminal(quiet=True), deps=REAL)
-    return forecast_job(setting.job(folder, setting.config), world, context, stack=STACKS["gangline"])
+    job = setting.job(folder, setting.config, kernels=kernels)
+    return forecast_job(job, world, context, stack=STACKS[stack])
 
 
-def candidate_of(setting: Setting, *, hosts: str = HOSTS) -> Candidate:
+def candidate_of(setting: Setting, *, hosts: str = HOSTS, kernels: str = "auto", stack: str = "gangline") -> Candidate:
     """The way that the plan weighs for this setting."""
     with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
-        choice = forecast(setting, Path(folder), hosts=hosts).choice
+        choice = forecast(setting, Path(folder), hosts=hosts, kernels=kernels, stack=stack).choice
     found = None if choice is None else choice.best
     assert found is not None, setting
     return found
@@ -253,15 +257,16 @@ def measure_memory(setting: Setting, device: str) -> dict[str, Any]:
     from gangline.worker.trace.steps import mark
 
     session = _session(setting, device)
+    taken = dict(session.kernels.taken)
     gc.collect()
     if device != "cuda":
-        return {"losses": _train(session)}
+        return {"taken": taken, "losses": _train(session)}
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     meter = CudaMeter()
     losses = _train(mark(session, meter))
-    return {"held": held, **meter.figures(), "losses": losses}
+    return {"taken": taken, "held": held, **meter.figures(), "losses": losses}
 
 
 def _train(session: Any) -> list[float]:
@@ -419,7 +424,9 @@ def tasks(names: Iterable[str], device: Device, *, done: Iterable[tuple[str, str
 
 def line_of(task: Task, device: Device) -> Line:
     """What the plan says beside what was measured, in this process."""
-    setting, way = task.setting, candidate_of(task.setting)
+    # a trace has torch's operators, for those of Triton compute nothing without numbers
+    setting, kernels = task.setting, "torch" if device == "trace" else "auto"
+    way = candidate_of(setting, kernels=kernels)
     if task.kind == "time":
         records = calibrate(setting, device)
         return {
@@ -429,7 +436,7 @@ def line_of(task: Task, device: Device) -> Line:
             "records": records,
         }
     measured = measure_trace(setting) if device == "trace" else measure_memory(setting, device)
-    return {"planned": planned(way.needs[0].memory), "measured": measured}
+    return {"kernels": kernels, "planned": planned(way.needs[0].memory), "measured": measured}
 
 
 def run_all(

@@ -98,6 +98,24 @@ CASES = (
     _speed("speed-8b", "8b-lora-2048", "8b-qlora-2048", seconds=150),
     _speed("speed-1b-more", "1b-full-2048", "1b-lora-2048-one-document", "1b-lora-8192", seconds=90),
     Case(
+        name="plan-first",
+        argv=(
+            *("{python}", "-m", "benchmarks.gpu_plan", "--out", "{out}/plan.jsonl", "--seconds", "40"),
+            *(
+                "--only",
+                "1b-lora-packed",
+                "8b-lora",
+                "8b-qlora-recomputed",
+                "1b-full",
+                "moe-lora",
+                "8b-lora-8192-packed",
+            ),
+        ),
+        expected_s=60,
+        limit_s=180,
+        shows="the plan's memory of the six most telling settings beside the allocator's, then times of some of them",
+    ),
+    Case(
         name="plan",
         argv=("{python}", "-m", "benchmarks.gpu_plan", "--out", "{out}/plan.jsonl", "--seconds", "180"),
         expected_s=190,
