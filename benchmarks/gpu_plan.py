@@ -340,7 +340,7 @@ def _stepper(session: Any) -> Any:
     return Synchronous(TrainingRun(session, outlets, TrainingProgress()))
 
 
-def _session(setting: Setting, device: str) -> Any:
+def _session(setting: Setting, device: str, *, kernels: str = "auto") -> Any:
     """The worker's session, with a model drawn on the device."""
     import torch
 
@@ -351,7 +351,7 @@ def _session(setting: Setting, device: str) -> Any:
     from gangline.worker.trace.steps import full_samples
 
     with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
-        job = setting.job(Path(folder), setting.config)
+        job = setting.job(Path(folder), setting.config, kernels=kernels)
     job = replace(job, model=replace(job.model, start="random"), steps=STEPS + TIMED_STEPS)
     gang = Gang(run_id="plan", attempt=1, ranks=(GangRank(host="here", share=setting.accumulation),))
     world = ProcessGroup(gang=gang, rank=0, device=torch.device(device))
