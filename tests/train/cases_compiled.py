@@ -53,11 +53,17 @@ def resumed(shares, *, folder: str, **job):
     }
 
 
-def refused(shares, **job):
-    """What is said of a model that drops."""
+def no_compiler(_graph, _inputs):
+    """A backend that cannot compile."""
+    raise RuntimeError("no working C++ compiler")
+
+
+def refused(shares, *, works: bool = True, **job):
+    """What is said of a model that drops, or where nothing can be compiled."""
+    torch.compiler.reset()
     session = _session(shares, strategy="single", packed=False, **job)
     try:
-        compile_layers(session, backend=EAGER)
+        compile_layers(session, backend=EAGER if works else no_compiler)
     except UsageError as error:
         return {**error.to_json(), "untouched": not any("forward" in vars(each) for each in session.model.modules())}
     return None

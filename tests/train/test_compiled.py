@@ -53,6 +53,13 @@ def test_a_model_that_drops_is_refused_before_anything_is_changed(pool):
     assert said["untouched"]
 
 
+def test_a_model_that_cannot_be_compiled_is_told_so(pool):
+    said = pool(1).run(cases_compiled.refused, shares=[10], works=False, precision="fp32")[0]
+    assert (said["kind"], said["what"]) == ("UsageError", "compile: the layers of this model cannot be compiled here")
+    assert "no working C++ compiler" in said["seen"]
+    assert "delete compile" in said["fix"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("words", [{"method": "lora"}, {"method": "full", "activation_checkpointing": True}])

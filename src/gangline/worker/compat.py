@@ -142,6 +142,7 @@ DYNAMO = _torch("torch:_dynamo.config", "compiling the layers of a model inside 
 COMPILE_COUNTERS = _torch(
     "torch._dynamo.utils:counters", "saying how much was compiled, and how much was found compiled"
 )
+COMPILE_ERROR = _torch("torch._dynamo.exc:TorchDynamoException", "telling what cannot be compiled from other failures")
 COMPILER = _torch("torch._inductor.compile_fx:compile_fx", "importing the compiler before ranks are forked")
 GROUPED_PRODUCT = _torch("torch:ops.aten._grouped_mm.default", "the shapes of experts in a step without numbers")
 

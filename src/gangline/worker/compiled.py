@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from gangline.errors import UsageError
+from gangline.errors import UsageError, error_summary
 from gangline.worker import compat, documents
 from gangline.worker.batch import Batch, pick
 from gangline.worker.dropout import SampleDropout, random_parts
@@ -41,7 +41,9 @@ INDUCTOR = "inductor"
 class CompiledForward:
     """What a layer has in place of its `forward`: the compiled one in passes that it was compiled for, else its own."""
 
-    def __init__(self, layer: nn.Module, *, rows: int, length: int, varies: bool, backend: str) -> None:
+    def __init__(
+        self, layer: nn.Module, *, rows: int, length: int, varies: bool, backend: str | Callable[..., Any]
+    ) -> None:
         """rows, length: of the pass that it is compiled for. varies: others of several rows, or of one row like that,
         take the same code, whatever their length.
         """
@@ -69,10 +71,10 @@ class CompiledForward:
         return length > 1 and (rows > 1) == (self._rows > 1)
 
 
-def compile_layers(session: Session, *, backend: str = INDUCTOR) -> dict[str, Any]:
+def compile_layers(session: Session, *, backend: str | Callable[..., Any] = INDUCTOR) -> dict[str, Any]:
     """Compile the layers for the passes of this rank, without a trace in the model; figures for an event.
 
-    Collective where passes are. Raises UsageError for a model that drops at random.
+    Collective where passes are. Raises UsageError for a model that drops at random, or that cannot be compiled.
     """
     started, before = time.perf_counter(), dict(_counted())
     core: Any = base_of(session.model)
@@ -95,7 +97,15 @@ def compile_layers(session: Session, *, backend: str = INDUCTOR) -> dict[str, An
         varies = bool(lengths.min() < lengths.max())
         made = CompiledForward(layer, rows=rows, length=length, varies=varies, backend=backend)
         layer.forward = made  # type: ignore[method-assign, assignment]
-    _pass(session, batch)
+    try:
+        _pass(session, batch)
+    except compat.COMPILE_ERROR.get() as error:
+        log.error("the layers cannot be compiled", exc_info=error)
+        raise UsageError(
+            "compile: the layers of this model cannot be compiled here",
+            seen=f"expected code from torch.compile; {error_summary(getattr(error, 'inner_exception', error))}",
+            fix="delete compile, or write kernels: torch beside it; on processors it needs g++ (apt install g++)",
+        ) from error
     seconds = time.perf_counter() - started
     figures = {name: count - before[name] for name, count in _counted()}
     log.info("compiled the layers in %.1f s: %s", seconds, figures)
