@@ -100,7 +100,7 @@ def compile_layers(session: Session, *, backend: str | Callable[..., Any] = INDU
     try:
         _pass(session, batch)
     except compat.COMPILE_ERROR.get() as error:
-        log.error("the layers cannot be compiled", exc_info=error)
+        log.exception("the layers cannot be compiled")
         raise UsageError(
             "compile: the layers of this model cannot be compiled here",
             seen=f"expected code from torch.compile; {error_summary(getattr(error, 'inner_exception', error))}",
