@@ -594,9 +594,8 @@ class JobWords(Section):
     """Keep the checkpointed activations of each layer in the machine's memory and copy them back for backward: longer
     samples and larger micro-batches fit on a card, and each step copies more."""
     compile: bool = False
-    """Compile every decoder layer with torch.compile before the first step, which makes the first start on a host a
-    minute longer; how much faster steps are on a GPU has not been measured. Not with dropout, nor under every
-    [strategy](strategies.md)."""
+    """Compile every decoder layer with torch.compile: the first start on a host takes a minute longer, the gain on a
+    GPU is not measured yet. Not with dropout, nor under every [strategy](strategies.md)."""
     strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
     """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `tp`, `pipeline`, `local-sgd`, or the
     keys below."""
