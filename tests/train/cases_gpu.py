@@ -31,6 +31,7 @@ from gangline.worker.trace.order import TraceOrder
 from gangline.worker.trace.steps import ByteTracker, build_model, build_session, kernels_of
 from tests.train.small import Captured, make_job, make_session, make_world
 
+plain = process_group.ProcessGroup.require_sums
 WARM_STEPS = 3
 STEPS = 3
 OURS = ("gangline", "transformers", "peft", "torch/optim", "torch/nn", "torch/amp", "deepspeed", "bitsandbytes")
@@ -244,3 +245,35 @@ def keep_busy(seconds: float) -> int:
 def driver_is_open() -> bool:
     """Whether this process has opened the GPUs' driver."""
     return torch.cuda.is_initialized() or "/dev/nvidia-uvm" in open_files().values()
+
+
+class GaveUp:
+    """Stands for the backend of a group whose NCCL has lost a rank."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_error(self):
+        """As torch answers, which has the name of the error."""
+        return self
+
+
+def step_without_sums(error: str) -> dict:
+    """A step of two ranks on processors that are told what NCCL met: whether weights moved, and what is said."""
+    job, rank = make_job(steps=4), dist.get_rank()
+    session = make_session(job, make_world([5, 5], rank=rank), num_evaluation=0)
+    stepper = stepper_of(session)
+    stepper.begin()
+    stepper.advance()
+    before = [each.detach().clone() for each in session.model.parameters()]
+    on_a_card = replace(session.world, device=torch.device("cuda"))
+    groups = patch.object(process_group, "_nccl_backends", lambda: [("world", GaveUp(error))])
+    with groups, patch.object(process_group.ProcessGroup, "require_sums", lambda _world: plain(on_a_card)):
+        try:
+            stepper.advance()
+        except dist.DistBackendError as failure:
+            said = str(failure)
+        else:
+            said = ""
+    moved = any(not torch.equal(one, two) for one, two in zip(before, session.model.parameters(), strict=True))
+    return {"said": said, "moved": moved}

@@ -76,6 +76,14 @@ def test_the_watchdog_of_nccl_ends_waits_and_no_process_unless_the_user_says_oth
     assert zygote.fork(cases_gpu.joined, env=env).result() == {"mode": mode, "backend": "cpu:gloo,cuda:nccl"}
 
 
+def test_a_step_whose_sums_nccl_gave_up_moves_nothing(pool):
+    for found in pool(2).run(cases_gpu.step_without_sums, error="COMM_ERROR"):
+        assert not found["moved"]
+        assert found["said"].startswith("NCCL gave up on a rank in this step (COMM_ERROR in the group world)")
+    for found in pool(2).run(cases_gpu.step_without_sums, error="SUCCESS"):
+        assert found == {"said": "", "moved": True}
+
+
 @pytest.mark.gpu
 def test_nobody_opens_the_driver_before_a_fork(zygote):
     assert not zygote.fork(cases_gpu.driver_is_open).result()

@@ -114,6 +114,9 @@ SCALE_ALL = _torch("torch:_foreach_mul_", "scaling all gradients in one call, in
 PROCESS_GROUPS = _torch(
     "torch.distributed.distributed_c10d:_world", "the list of all process groups, of which NCCL's are aborted"
 )
+BACKEND = _torch(
+    "torch.distributed:ProcessGroup._get_backend", "asking NCCL whether it has let go of a rank in this step"
+)
 DEFAULT_STORE = _torch(
     "torch.distributed.distributed_c10d:_get_default_store",
     "the store in which ranks say how many rounds they have come to",

@@ -392,6 +392,7 @@ class Synchronous:
         micro_batches = session.order.micro_batches(step)
         tally = self.accumulate(step)
         loss_sum, norm = read(tally.loss_sum, run.gradient_norm())
+        session.world.require_sums()
         report = agree(self._report(tally, loss_sum, norm, started), session.world)
         _require_all(report, len(micro_batches), step=step + 1)
         spike = self._spike(report, samples)

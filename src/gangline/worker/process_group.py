@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -192,6 +192,29 @@ class ProcessGroup:
     def shares(self) -> list[int]:
         """Micro-batches of a full step, by rank."""
         return [rank.share for rank in self.gang.ranks]
+
+    def require_sums(self) -> None:
+        """Raise dist.DistBackendError where NCCL has let go of a rank: then its sums of this step are none.
+
+        Nothing else would tell where two ranks live on whose cards reach each other no more (docs/decisions/0060).
+        """
+        backends = _nccl_backends() if self.size > 1 and self.device.type == "cuda" else ()
+        for name, backend in backends:
+            if (error := backend.get_error().name) != "SUCCESS":
+                raise dist.DistBackendError(
+                    f"NCCL gave up on a rank in this step ({error} in the group {name}): what it was to add up is not "
+                    "added up, and the step does not count. The last step that does is saved; look at the network "
+                    "between the cards (gangline check --tier full), then gangline resume"
+                )
+
+
+def _nccl_backends() -> Iterator[tuple[str, Any]]:
+    """Every group that has NCCL, by its name."""
+    for group in list(compat.PROCESS_GROUPS.get().pg_names):
+        with contextlib.suppress(RuntimeError):  # one of gloo alone has no backend for cards
+            backend = compat.BACKEND.of(group)(torch.device("cuda"))
+            if backend.name() == "nccl" and hasattr(backend, "get_error"):
+                yield group.group_name, backend
 
 
 def join(gang: Gang) -> ProcessGroup:

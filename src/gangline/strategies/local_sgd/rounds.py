@@ -338,6 +338,7 @@ class Inner:
         mine = together[begin : begin + len(batch.by_rank[self._place])]
         on_device = self._accumulate(mine, together[0].step, label_tokens, tally)
         loss_sum, norm = read(on_device, self._run.gradient_norm())
+        self._session.world.require_sums()
         is_finite = math.isfinite(loss_sum) and bool(torch.isfinite(norm))
         is_spike = is_finite and self._is_spike(mine, loss_sum, float(norm))
         sound = self._strategy.all_agree(is_finite and not is_spike)
