@@ -124,7 +124,7 @@ def _backward(
 
 
 class RmsNorm(torch.autograd.Function):
-    """x [..., n], weight [n] -> the normalised rows, in the wider format of both."""
+    """x [..., n], weight [n] -> the normalised rows in the format of x; rounded early, in the wider one of both."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, form: Form) -> torch.Tensor:  # type: ignore[override]
@@ -132,7 +132,8 @@ class RmsNorm(torch.autograd.Function):
         x = x.contiguous()
         n = x.shape[-1]
         rows = x.numel() // n
-        y = torch.empty_like(x, dtype=torch.promote_types(x.dtype, weight.dtype))
+        wider = torch.promote_types(x.dtype, weight.dtype)
+        y = torch.empty_like(x, dtype=wider if form.rounds_early else x.dtype)
         inverse = torch.empty(rows, dtype=torch.float32, device=x.device)
         block, height, warps = _tile(n)
         _forward[(triton.cdiv(rows, height),)](
@@ -209,17 +210,18 @@ def put_in(place: KernelPlace) -> list[Undo]:
         if key not in forms:
             forms[key] = _form_of(module, place)
         if (form := forms[key]) is not None and "forward" not in vars(module):
-            undo.append(replace_forward(module, _forward_of(type(module).forward, form)))
+            undo.append(replace_forward(module, _forward_of(type(module).forward, form, _formats(module, place))))
     return undo
 
 
 def _form_of(module: nn.Module, place: KernelPlace) -> Form | None:
-    """The form that has the numbers of this module, in the format in which it will compute."""
+    """The form that has the numbers of this module, for rows in each of `_formats`."""
     n, dtype = module.weight.shape[0], module.weight.dtype  # type: ignore[union-attr, operator]
     if n > LARGEST or dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
     draw = torch.Generator().manual_seed(n)
-    leaves = [torch.randn(shape, generator=draw).to(place.device, dtype) for shape in ((7, n), (n,))]
+    x, weight = (torch.randn(shape, generator=draw).to(place.device) for shape in ((7, n), (n,)))
+    trials = [[x.to(each), weight.to(dtype)] for each in _formats(module, place)]
 
     def own(x: torch.Tensor, weight: torch.Tensor) -> Any:
         return torch.func.functional_call(module, {"weight": weight}, (x,))
@@ -230,9 +232,15 @@ def _form_of(module: nn.Module, place: KernelPlace) -> Form | None:
         if not isinstance(eps, float):
             continue
         kernel = partial(_norm, eps=eps, form=form)
-        if same_numbers(place, kernel, own, leaves):  # some are, whether they round early or late
-            same.append((distance(kernel(*leaves), own(*leaves)), form))
+        if all(same_numbers(place, kernel, own, each) for each in trials):  # some are, rounding early or late
+            same.append((sum(distance(kernel(*each), own(*each)) for each in trials), form))
     return min(same, default=(0.0, None), key=lambda each: each[0])[1]
+
+
+def _formats(module: nn.Module, place: KernelPlace) -> tuple[torch.dtype, ...]:
+    """Those of its weight and of the products before it, which differ where weights are trained in fp32."""
+    dtype: torch.dtype = module.weight.dtype  # type: ignore[union-attr, assignment]
+    return tuple(dict.fromkeys((dtype, place.precision.compute)))
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, form: Form) -> torch.Tensor:
@@ -240,10 +248,10 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float, form: Form) -> t
     return found
 
 
-def _forward_of(own: Any, form: Form) -> Any:
+def _forward_of(own: Any, form: Form, formats: tuple[torch.dtype, ...]) -> Any:
     def forward(self: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         weight: Any = self.weight
-        if isinstance(weight, DTensor) or isinstance(hidden, DTensor):
+        if isinstance(weight, DTensor) or isinstance(hidden, DTensor) or hidden.dtype not in formats:
             return own(self, hidden)  # type: ignore[no-any-return]
         return _norm(hidden, weight, eps=getattr(self, form.epsilon), form=form)
 
