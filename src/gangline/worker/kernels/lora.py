@@ -67,7 +67,7 @@ def _forward(own: Any) -> Any:
     def forward(self: Any, x: torch.Tensor, *more: Any, **options: Any) -> torch.Tensor:
         names = [name for name in self.active_adapters if name in self.lora_A]
         factors = [(self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]) for name in names]
-        if more or options or self.disable_adapters or self.merged or isinstance(factors[0][0], DTensor):
+        if more or options or self.disable_adapters or self.merged or not factors or isinstance(factors[0][0], DTensor):
             return own(self, x, *more, **options)  # type: ignore[no-any-return]
         base, dropouts = self.base_layer, [self.lora_dropout[name] for name in names]
         result: torch.Tensor
