@@ -8,7 +8,7 @@
     lora                an adapter's output added within its second product
 
 A kernel is one row of `KERNELS`, and one module of `worker/kernels/`, which finds out where it works. The same numbers
-come out within rounding; `kernels: torch` computes by torch's own operators and is the reference of all tests.
+come out within rounding; `kernels: torch` computes by torch's own operators, which tests compare with.
 """
 
 from __future__ import annotations

@@ -94,8 +94,9 @@ def steps(gang: dict, method: str, precision: str):
 
 
 def steps_alone(method: str, precision: str, device: str):
-    """Those of one process."""
-    _, alone = run_loop(_alone(_steps_job(method, precision), device=device, packed=True, num_evaluation=7))
+    """Those of one process by torch's own operators."""
+    job = replace(_steps_job(method, precision), kernels=("torch",))
+    _, alone = run_loop(_alone(job, device=device, packed=True, num_evaluation=7))
     return [alone.steps, alone.evaluations]
 
 
