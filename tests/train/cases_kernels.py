@@ -1,7 +1,10 @@
 """What each test of test_kernels.py computes, in a process of the pool or in one of its own."""
 
+import sys
+import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -20,7 +23,7 @@ from gangline.worker.kernels.choice import KernelPlace, put_in_kernels
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy
 from gangline.worker.precision import agree_precision
 from tests.train.cases_loss import tiny
-from tests.train.small import MemorySet, make_job, make_session, make_world, norms_in_own_dtype, run_loop
+from tests.train.small import VOCABULARY, MemorySet, make_job, make_session, make_world, norms_in_own_dtype, run_loop
 
 LENGTHS = ((5, 1, 9, 3), (18,), (7, 11))
 
@@ -205,6 +208,35 @@ def attention_of_a_card(*, heads: int, kv_heads: int, size: int, dtype: str):
     return {"apart": apart, "calls": len(calls)}
 
 
+def of_a_model(kind: str, kernels: list[str], *, device: str):
+    """Whether a session's loss is computed in chunks, by a kernel, and what it takes, or what it is told."""
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = {"llama": transformers.LlamaConfig, "gemma2": transformers.Gemma2Config, "phi": transformers.PhiConfig}
+    with tempfile.TemporaryDirectory() as folder:
+        config[kind](**shape, num_attention_heads=4, num_key_value_heads=2, pad_token_id=0).save_pretrained(folder)
+        job = make_job(precision="fp32", dropout=0.0, kernels=tuple(kernels))
+        job = replace(job, model=replace(job.model, path=folder))
+        try:
+            session = make_session(job, make_world([10], rank=0, device=device))
+        except UsageError as error:
+            return {"what": error.what, "seen": error.seen}
+    taken = "cross-entropy" in session.kernels.taken
+    return {"in_chunks": session.loss.fused, "by_kernel": session.loss.rows_loss is not None, "taken": taken}
+
+
+def without_triton(folder: str):
+    """What is left out where the package triton cannot be imported."""
+    Path(folder, "triton").mkdir()
+    Path(folder, "triton", "__init__.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')")
+    others = {
+        name: module
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] != "triton" and name not in {each.place for each in KERNELS.values()}
+    }
+    with patch.dict(sys.modules, others, clear=True), patch.object(sys, "path", [folder, *sys.path]):
+        return chosen(["auto"])["left"]
+
+
 def steps_of_a_card(kernels: list[str], *, precision: str = "bf16", method: str = "full", **changes):
     """Losses of packed rows on a card, the kernels, and whether a step's attention waits for the card."""
     job = make_job(method=method, precision=precision, steps=8, dropout=0.0, kernels=tuple(kernels), **changes)
@@ -286,7 +318,8 @@ def norms(*, device: str, dtype: str, kind: str, rows: int, n: int, wide_weight:
     for _ in range(2):
         out = own(x)
         found.append([out.detach(), *torch.autograd.grad((out.float() * weights).sum(), leaves)])
-        put_in.append(len(rms_norm.put_in(place_of(make_job(precision="fp32"), device=device, model=own))))
+        job = make_job(precision="bf16" if wide_weight else "fp32")
+        put_in.append(len(rms_norm.put_in(place_of(job, device=device, model=own))))
     return {"apart": apart(found[1], found[0]), "number": put_in[0], "dtypes": found[0][0].dtype == found[1][0].dtype}
 
 
@@ -389,6 +422,23 @@ def adapters(*, device: str, precision: str, autocast: bool, quantised: bool = F
         plain = model(x.to(next(model.parameters()).dtype))
         off = torch.equal(plain, base[1].base_layer(base[0].base_layer(x.to(next(model.parameters()).dtype))))
     return {"apart": apart(found[1], found[0]), "number": put_in[0], "off": off}
+
+
+def adapters_elsewhere():
+    """The output of a model whose active adapter lies in one of its layers, as peft computes it and in place."""
+    import peft
+
+    from gangline.worker.kernels import lora
+
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 24, bias=False))
+    model = peft.get_peft_model(base, peft.LoraConfig(target_modules=["0", "1"], init_lora_weights=False))
+    model.add_adapter("other", peft.LoraConfig(target_modules=["0"], init_lora_weights=False))
+    model.set_adapter("other")
+    x = torch.randn(3, 24)
+    expected = model(x).detach()
+    put_in = lora.put_in(place_of(make_job(method="lora", dropout=0.0, precision="fp32"), model=model))
+    return {"apart": apart([model(x).detach()], [expected]), "number": len(put_in)}
 
 
 def in_models(*, device: str, kind: str, precision: str, autocast: bool = False, **changes):

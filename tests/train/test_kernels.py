@@ -106,10 +106,15 @@ def test_norms_are_those_of_transformers(run_case, kind, dtype):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("words", [{"wide_weight": True}, {"trains": False}, {"rows": 40, "n": 2304}])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *({"kind": kind, "wide_weight": True} for kind in ("llama", "gemma", "olmo2")),
+        *({"trains": False}, {"rows": 40, "n": 2304}),
+    ],
+)
 def test_norms_have_weights_of_other_formats_or_frozen_ones_and_rows_of_any_length(run_case, words):
-    shape = {"rows": 5, "n": 40, **words}
-    found = run_case("norms", kind="llama", dtype="bfloat16", **shape)
+    found = run_case("norms", **{"kind": "llama", "dtype": "bfloat16", "rows": 5, "n": 40, **words})
     assert (found["number"], found["dtypes"]) == (1, True)
     assert found["apart"] < HALF_ON_A_GPU
 
@@ -137,6 +142,29 @@ def test_losses_are_those_of_the_operators_of_torch(run_case, vocabulary, dtype)
     found = run_case("losses_of_rows", vocabulary=vocabulary, dtype=dtype)
     assert found["apart"] < DTYPES[dtype]
     assert found["alone"] < FP32_SUM
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("kind", "in_chunks"), [("llama", True), ("gemma2", False), ("phi", True)])
+def test_the_loss_has_its_kernel_where_it_is_computed_in_chunks_by_a_head_without_bias(run_case, kind, in_chunks):
+    takes = kind == "llama"
+    found = run_case("of_a_model", kind=kind, kernels=["auto"])
+    assert found == {"in_chunks": in_chunks, "by_kernel": takes, "taken": takes}
+    named = run_case("of_a_model", kind=kind, kernels=["cross-entropy"])
+    seen = "it needs logits that are the product with a head without bias, and nothing more"
+    assert named == (found if takes else {"what": "kernels: cross-entropy cannot be had", "seen": seen})
+
+
+def test_a_triton_that_cannot_be_imported_leaves_out_its_kernels(pool, tmp_path):
+    left = pool(1).run(cases_kernels.without_triton, folder=str(tmp_path))[0]
+    reason = "the package triton, which cannot be imported: OSError: libcuda.so.1: cannot open shared object file"
+    assert [name for name, why in left.items() if why == reason] == ["rms-norm", "rotary", "gated-mlp", "cross-entropy"]
+
+
+def test_a_layer_without_the_active_adapter_stays_with_peft(pool):
+    found = pool(1).run(cases_kernels.adapters_elsewhere)[0]
+    assert found["number"] == 2
+    assert found["apart"] < FP32_SUM
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

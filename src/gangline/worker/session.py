@@ -24,7 +24,7 @@ from gangline.worker import documents
 from gangline.worker.adapters import initialise, load_adapter
 from gangline.worker.batch import SampleOrder, TokenSource
 from gangline.worker.dropout import drops_attention, random_parts
-from gangline.worker.kernels.choice import KernelPlace, Kernels, put_in_kernels
+from gangline.worker.kernels.choice import KernelPlace, Kernels, leave_unused, put_in_kernels
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import base_of, load_model
 from gangline.worker.optimizer import state_tensors
@@ -129,6 +129,7 @@ def build_session(
         read_parts(*found, targets=strategy.read_targets())
         strategy.loaded()
         loss.look()
+    leave_unused(session.kernels, _place(loss, strategy), world_size=world.size)
     _require_same_draws(session)
     if strategy.layout == "split":
         _require_split(session)
@@ -187,9 +188,7 @@ def assemble(
     job, world, precision = strategy.job, strategy.world, strategy.precision
     steps = total_steps(len(train_set), job.batch, epochs=job.epochs, steps=job.steps)
     with connecting():
-        by_module = world.size > 1 and plan_half(world.gang.strategy).capabilities.weights_by_module
-        place = KernelPlace(loss=loss, job=job, device=world.device, precision=precision, by_module=by_module)
-        kernels = put_in_kernels(place, world_size=world.size)
+        kernels = put_in_kernels(_place(loss, strategy), world_size=world.size)
         strategy.agree(loss)
         strategy.wrap(loss)
     return Session(
@@ -206,6 +205,13 @@ def assemble(
         total_steps=steps,
         kernels=kernels,
     )
+
+
+def _place(loss: CausalLoss, strategy: Strategy) -> KernelPlace:
+    """Where kernels are put in."""
+    job, world = strategy.job, strategy.world
+    by_module = world.size > 1 and plan_half(world.gang.strategy).capabilities.weights_by_module
+    return KernelPlace(loss=loss, job=job, device=world.device, precision=strategy.precision, by_module=by_module)
 
 
 def _make_scaler(device: torch.device) -> torch.amp.GradScaler:

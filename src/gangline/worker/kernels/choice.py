@@ -19,6 +19,7 @@ from gangline.errors import UsageError, error_summary
 from gangline.kernel_table import KERNELS
 from gangline.runs.job import Job
 from gangline.worker.loss import CausalLoss
+from gangline.worker.model import base_of, output_head
 from gangline.worker.precision import Precision
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Kernels:
 
 
 NO_KERNELS = ("torch",)
+CROSS_ENTROPY = "cross-entropy"
 NOT_ALL_RANKS = "to work on all ranks; the log of another one says what it lacks"
 INTERPRETER = "TRITON_INTERPRET"
 """The variable of Triton that makes it compute on a processor, operation by operation; tests set it."""
@@ -115,6 +117,20 @@ def put_in_kernels(place: KernelPlace, *, world_size: int) -> Kernels:
     return found
 
 
+def leave_unused(kernels: Kernels, place: KernelPlace, *, world_size: int) -> None:
+    """Do without cross-entropy where no rank computes its loss in chunks; collective where there are several ranks.
+
+    That is known once the weights are there. Raises UsageError where the job names it.
+    """
+    if place.job.kernels != ("auto",) and CROSS_ENTROPY not in place.job.kernels:
+        return
+    loss = place.loss
+    in_chunks = loss.fused and output_head(base_of(loss.model)).bias is None
+    if _everywhere([not in_chunks], world_size=world_size)[0] and CROSS_ENTROPY in kernels.taken:
+        loss.rows_loss = None
+        kernels.leave(CROSS_ENTROPY, "logits that are the product with a head without bias, and nothing more")
+
+
 def _module(name: str) -> Any:
     return importlib.import_module(KERNELS[name].place)
 
@@ -123,7 +139,11 @@ def _obstacle(name: str, place: KernelPlace) -> str:
     package = KERNELS[name].package
     if package and importlib.util.find_spec(package) is None:
         return f"the package {package}, which this environment lacks"
-    return str(_module(name).obstacle(place))
+    try:
+        module = _module(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"the package {package}, which cannot be imported: {error_summary(error)}"
+    return str(module.obstacle(place))
 
 
 def same_numbers(place: KernelPlace, one: Steps, two: Steps, leaves: Sequence[torch.Tensor]) -> bool:
