@@ -386,8 +386,8 @@ class Overheads:
         return Spread(low=low, likely=likely, high=high)
 
 
-WORKSPACE, LARGE_WORKSPACE = 8 * MIB + (1 << 17), 32 * MIB
-"""Of one thread that multiplies; the larger one from compute capability 9 on (torch, ATen/cuda/CublasHandlePool.cpp).
+WORKSPACE, LARGE_WORKSPACE, LARGE_WORKSPACE_FROM = 8 * MIB + (1 << 17), 32 * MIB, 9.0
+"""Of one thread that multiplies; the larger one from this capability on (torch, ATen/cuda/CublasHandlePool.cpp).
 
 Backward has a thread of its own. On an H200 the worker's peak was that of its trace and 64 MiB (RESULTS.md).
 """

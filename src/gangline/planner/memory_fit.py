@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gangline.planner.architecture import Architecture
 from gangline.planner.machines import Placement
-from gangline.planner.memory import CPU, CUDA, HOPPER, Memory, Overheads, rank_memory
+from gangline.planner.memory import CPU, CUDA, HOPPER, LARGE_WORKSPACE_FROM, Memory, Overheads, rank_memory
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.formulas import ahead
 
@@ -115,7 +115,7 @@ def device_of(placement: Placement) -> Overheads:
     if placement.gpu is None:
         return CPU
     capability = "" if placement.spec is None else placement.spec.compute_capability
-    return HOPPER if capability.partition(".")[0] in {"9", "10", "12"} else CUDA
+    return HOPPER if float(capability or 0) >= LARGE_WORKSPACE_FROM else CUDA
 
 
 def layer_ranges(architecture: Architecture, start: int, stop: int) -> LayerRanges:

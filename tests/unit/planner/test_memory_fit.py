@@ -8,8 +8,8 @@ import random
 import pytest
 
 from gangline.planner.machines import Placement, imagine
-from gangline.planner.memory import CUDA, rank_memory
-from gangline.planner.memory_fit import MemoryFit
+from gangline.planner.memory import CPU, CUDA, HOPPER, rank_memory
+from gangline.planner.memory_fit import MemoryFit, device_of
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.strategies.pipeline.plan import cut_layers, most_that, pipeline
 from tests.unit.planner.worlds import model
@@ -108,6 +108,15 @@ def test_every_pipeline_is_cut_by_its_own_machines() -> None:
     unlike, alike = cut_layers(one, (1.0, 3.0)), (8, 8)
     assert cut_layers(room, (1.0, 3.0, 3.0, 3.0), replicas=2) == (*(unlike or ()), *alike)
     assert cut_layers(room, (1.0,) * 4) == (4, 4, 4, 4)
+
+
+@pytest.mark.parametrize("capability", ["", "7.5", "8.9", "9.0", "10.3", "11.0", "12.1"])
+def test_products_take_larger_workspaces_from_capability_9_on(capability: str) -> None:
+    (placement,) = imagine("rtx4090")
+    assert placement.spec is not None
+    card = dataclasses.replace(placement, spec=dataclasses.replace(placement.spec, compute_capability=capability))
+    assert device_of(card) is (HOPPER if capability in {"9.0", "10.3", "11.0", "12.1"} else CUDA)
+    assert device_of(dataclasses.replace(card, gpu=None, spec=None)) is CPU
 
 
 @pytest.mark.parametrize("high", [0, 1, 7, 40])
