@@ -224,6 +224,8 @@ CHUNK = 64
 """Tokens of a chunk of a gated delta net."""
 _GELU_STEPS = ("gelu_new", "gelu_fast", "quick_gelu")
 """Activations that transformers writes as a chain of operations, each of which keeps something."""
+_GATED_KERNEL = ("silu", "swish", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate")
+"""Those that the kernel `gated-mlp` computes: SiLU, and GELU by tanh, under transformers' names of them."""
 
 
 @dataclass(slots=True)
@@ -604,7 +606,7 @@ class Block:
             return self.linear(self._activate(self.linear(value, first[0])), down)
         if len(first) == 2:
             gate, up = (self.linear(value, linear) for linear in first)
-            if "gated-mlp" in self.training.stack.fused:
+            if "gated-mlp" in self.training.stack.fused and self.layer.activation in _GATED_KERNEL:
                 return self.linear(self.tape.apply(gate, up, keeps=(gate, up)), down)
         else:
             gate, up = self._halves(self.linear(value, first[0]))

@@ -568,7 +568,7 @@ def _attention(reader: _Reader, *, seeing_all: bool) -> Layer:
         value_dim=width,
         width=0,
         gated=family.gated,
-        activation=str(next((reader.config[key] for key in _ACTIVATIONS if reader.config.get(key)), family.activation)),
+        activation=_activation(reader, family),
         vectors=normed + (heads if reader.model_type == "gpt_oss" else 0),
         norm=family.norm,
         qk_norm=qk_norm,
@@ -580,6 +580,12 @@ def _attention(reader: _Reader, *, seeing_all: bool) -> Layer:
         rotary=family.positions == "rotary" and not family.alibi,
         parallel=family.parallel or (reader.model_type == "falcon" and reader.flag("parallel_attn:true")),
     )
+
+
+def _activation(reader: _Reader, family: ModelFamily) -> str:
+    """As transformers takes it: Gemma's files say gelu where the model was trained with that by tanh."""
+    named = str(next((reader.config[key] for key in _ACTIVATIONS if reader.config.get(key)), family.activation))
+    return family.activation if reader.model_type == "gemma" and named == "gelu" else named
 
 
 def _drops(reader: _Reader, keys: Sequence[str], *, usual: bool) -> bool:

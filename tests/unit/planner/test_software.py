@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plan_gpu_memory import Line, lines, planned_bytes, rows, summary
+from gangline.planner.activations import layer_bytes
+from gangline.planner.config import read_architecture
 from gangline.planner.machines import imagine
 from gangline.planner.memory import CUDA, rank_memory
 from gangline.planner.memory_fit import MemoryFit
 from gangline.planner.reference import page
-from gangline.planner.software import STACKS
+from gangline.planner.software import STACKS, with_kernels, without_kernels
 from gangline.planner.training import GANGLINE, PlannedStrategy, Training
 from tests.unit.planner.shapes import LLAMA_2_7B, LLAMA_3_8B, dense
 
@@ -30,6 +32,29 @@ def asked() -> list[Line]:
 def need(model=LLAMA_2_7B, strategy=SINGLE, **settings):
     asked = {"method": "lora", "micro_batch": 1, "sequence_length": 2048, "checkpointing": True, **settings}
     return rank_memory(model, Training(**asked), strategy, device=CUDA)
+
+
+@pytest.mark.parametrize(
+    ("family", "activation", "taken"),
+    [
+        ("llama", "silu", True),
+        ("llama", "gelu_pytorch_tanh", True),
+        ("llama", "gelu_new", True),
+        ("llama", "gelu", False),
+        ("llama", "quick_gelu", False),
+        ("gemma", "gelu", True),  # transformers takes it for the one by tanh
+    ],
+)
+def test_the_kernel_of_gated_layers_is_planned_for_activations_that_it_has(family, activation, taken):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = read_architecture({"model_type": family, "hidden_act": activation, "vocab_size": 300, **sizes})
+    by_kernel, by_torch = (
+        layer_bytes(
+            shape.layers[0], shape.hidden, Training(method="lora", micro_batch=1, sequence_length=64, stack=each)
+        )
+        for each in (with_kernels(GANGLINE, ("gated-mlp",), compute="bf16"), without_kernels(GANGLINE))
+    )
+    assert (by_kernel.kept < by_torch.kept) == taken
 
 
 def test_the_command_meets_120_measured_peaks_within_6_percent_in_the_mean(asked):
