@@ -531,6 +531,14 @@ def _check_kernels(checked: Checked[JobWords]) -> None:
             fix="delete it, or set method: lora",
             reads=(("method", "kind"),),
         )
+    elif "lora" in names and words.method.dora:
+        checked.report(
+            ("kernels",),
+            seen="lora with method.dora: true",
+            expected="adapters that are added; DoRA scales the sum by rows",
+            fix="delete it, or write kernels: auto, which takes what works",
+            reads=(("method", "dora"),),
+        )
 
 
 def _check_compile(checked: Checked[JobWords]) -> None:

@@ -114,6 +114,7 @@ def find_needs(job: Job, strategy: str, cluster: Cluster, inventory: Inventory, 
             lines.append(f"needs      {need.package} ({need.why}): comes with the environment on {' '.join(added)}")
         missing += _without(need, cluster, inventory)
     missing += _without_gpu(job, cluster, inventory)
+    missing += _by_module(job, strategy)
     secrets = {name: EXPORTERS[name].secret for name in job.report.exporters}
     missing += [
         _no_key(name, secret, cluster.head)
@@ -143,6 +144,16 @@ def _without_gpu(job: Job, cluster: Cluster, inventory: Inventory) -> Iterator[U
                 seen="; ".join(f"{host}: {reason}" for host, reason in bare.items()),
                 fix="write kernels: auto, which takes what works",
             )
+
+
+def _by_module(job: Job, strategy: str) -> Iterator[UsageError]:
+    """An error where the kernel `lora` is named, which reads weights that the plan's strategy does not show it."""
+    if "lora" in named_kernels(job) and plan_half(strategy).capabilities.weights_by_module:
+        yield UsageError(
+            f"kernels: lora does not work with strategy: {strategy}",
+            seen="it needs weights that stay while a layer runs; there each is whole while its own module runs",
+            fix="write kernels: auto, which takes what works, or strategy: fsdp",
+        )
 
 
 def _without(need: NeededPackage, cluster: Cluster, inventory: Inventory) -> Iterator[UsageError]:

@@ -91,6 +91,7 @@ def test_kernels_are_one_word_or_names(folder, word, kernels):
     [
         (["kernels=packed-attention", "data.packing=false"], "packed-attention with data.packing: false"),
         (["kernels=lora", "method=full"], "lora with method: full"),
+        (["kernels=lora", "method={kind: lora, dora: true}"], "lora with method.dora: true"),
     ],
 )
 def test_a_kernel_for_which_the_job_has_nothing_to_do_is_a_mistake(folder, words, seen):
@@ -132,7 +133,7 @@ seed: 7
 precision: {compute: fp32, parameters: compute}
 activation_checkpointing: true
 exchange: bf16
-kernels: lora
+kernels: rms-norm
 optimizer: {kind: adamw-8bit, learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
 schedule: {kind: linear, warmup_steps: 50, warmup_from_zero: true, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}

@@ -131,6 +131,17 @@ def test_a_kernel_that_is_named_needs_triton_and_a_gpu_on_every_host(tmp_path: P
     assert needs(tmp_path, free, packages={"pc1": {"triton": None}}, without_gpu=("pc1", "pc2")) == Needs()
 
 
+def test_the_kernel_of_adapters_is_refused_where_the_plan_has_weights_by_module(tmp_path: Path) -> None:
+    job = dataclasses.replace(JOB, method=MethodJob(kind="lora"), kernels=("lora",))
+    there: dict[str, dict[str, str | None]] = {name: {"deepspeed": "0.19.8"} for name in ("pc1", "pc2")}
+    words = refusal(needs(tmp_path, job, strategy="zero-3", packages=there))
+    assert "kernels: lora does not work with strategy: zero-3" in words
+    assert "write kernels: auto" in words
+    assert needs(tmp_path, job, strategy="zero-2", packages=there) == Needs()
+    auto = dataclasses.replace(job, kernels=("auto",))
+    assert needs(tmp_path, auto, strategy="zero-3", packages=there) == Needs()
+
+
 HAS_WANDB: dict[str, dict[str, str | None]] = {"pc1": {"wandb": "0.31.0"}}
 
 
