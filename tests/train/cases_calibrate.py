@@ -37,7 +37,7 @@ def order(method: str = "lora", **more):
         method=MethodJob(kind=method, rank=4),
     )
     common = {"job": job.to_json(), "config": CONFIG, "layers": 2, "points": [[1, 16], [2, 64]], "seconds": 4.0}
-    return {**common, **more}
+    return {**common, "by_module": False, **more}
 
 
 def lines(method: str = "lora", free: int | None = None, **more):
@@ -61,6 +61,14 @@ def depths():
         with calibrate.shallow(copy, layers) as done:
             found.append([done, len(stack)])
     return [*found, len(stack)]
+
+
+def adapted_at_once(by_module: bool):
+    """Linears of the copy that the kernel `lora` computes."""
+    ask = order(by_module=by_module)
+    ask["job"]["kernels"] = ["auto"]
+    copy = calibrate.build(ask, torch.device("cpu"))
+    return sum("forward" in vars(module) for module in copy.loss.model.modules())
 
 
 def slowed(slowdowns):

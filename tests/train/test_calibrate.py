@@ -54,6 +54,10 @@ def test_a_measurement_without_time_ends_at_once(pool):
     assert of_kind(lines, "skipped")[0]["why"] == "there was no time left"
 
 
+def test_the_copy_has_the_kernels_that_the_strategy_allows(pool):
+    assert [pool(2).run(cases_calibrate.adapted_at_once, by_module=each)[0] for each in (False, True)] == [14, 0]
+
+
 def test_the_copy_can_lose_a_layer_and_gets_it_back(pool):
     assert pool(2).run(cases_calibrate.depths)[0] == [[True, 2], [True, 1], 2]
 

@@ -19,6 +19,7 @@ from gangline.planner.calibration import (
     TimedBatch,
     architecture_digest,
     fit_compute,
+    kernel_words,
     method_words,
     with_optimizer,
 )
@@ -27,6 +28,8 @@ from gangline.planner.traffic import trained_weights
 from gangline.planner.training import Training
 from gangline.runs.decode import known_part
 from gangline.runs.job import Job
+from gangline.strategies.base import AUTO
+from gangline.strategies.table import plan_half
 
 SHORT = 4
 """The smallest point is so much shorter than a sample: it shows the floor."""
@@ -45,6 +48,8 @@ class Work:
     copy: Architecture
     copy_config: Mapping[str, Any]
     """The contents of config.json of the copy."""
+    by_module: bool = False
+    """See `weights_by_module`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ def measure_compute(
         "config": work.copy_config,
         "layers": work.copy.num_layers,
         "points": points_of(work.training),
+        "by_module": work.by_module,
         "seconds": seconds,
     }
     gang = hosts.run_ranks("calibrate", order, work_s=BUILD_S + seconds)
@@ -109,6 +115,11 @@ def measure_compute(
     if not found and not skipped:
         skipped.append(Skipped(what="all ranks", why="none said anything"))
     return MeasuredSpeeds(training=work.training, ranks=found, skipped=tuple(skipped))
+
+
+def weights_by_module(strategy: str, *, num_ranks: int) -> bool:
+    """Whether ranks of a strategy have weights by module, without which a kernel may do; AUTO: it is not known."""
+    return num_ranks > 1 and strategy != AUTO and plan_half(strategy).capabilities.weights_by_module
 
 
 def points_of(training: Training) -> list[tuple[int, int]]:
@@ -141,7 +152,7 @@ def _speeds(hosts: BenchHosts, work: Work, records: Sequence[Mapping[str, Any]])
             gpu=device["gpu"],
             driver=facts.gpus[0].driver if facts is not None and facts.gpus else "",
             torch=device["torch"],
-            kernels=device["kernels"],
+            kernels=kernel_words(work.training, attention=device["kernels"]),
             method=method_words(work.training),
             dtype=device["dtype"],
             architecture=architecture_digest(work.whole),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gangline.bench.cluster_network import measure_network
-from gangline.bench.compute import MeasuredSpeeds, Work, measure_compute
+from gangline.bench.compute import MeasuredSpeeds, Work, measure_compute, weights_by_module
 from gangline.bench.scaling import Scaling, Task, measure_scaling
 from gangline.bench.torchrun import BenchHosts
 from gangline.checks.judge import require
@@ -137,12 +137,15 @@ def _work(job: Job, inspection: InspectResult, context: Context) -> Work:
     assert job_forecast.config is not None
     job = job_forecast.settled(job)
     config = shallow_config(job_forecast.config)
+    runnable = job_forecast.runnable
+    strategy = job.strategy.kind if runnable is None else runnable.strategy.kind
     return Work(
         job=job,
         training=training_of(job, world),
         whole=job_forecast.choice.query.architecture,
         copy=_shape(config, context),
         copy_config=config,
+        by_module=weights_by_module(strategy, num_ranks=len(world.placements)),
     )
 
 

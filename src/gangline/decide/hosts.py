@@ -15,7 +15,7 @@ from gangline.inventory.facts import Gpu, HostFacts, Inventory
 from gangline.inventory.measured import Network, find_profile, load_network, load_profiles, save_profile
 from gangline.inventory.rank_interface import choose_nic, rank_network
 from gangline.planner.architecture import Architecture
-from gangline.planner.calibration import Profile, ProfileKey, architecture_digest, method_words
+from gangline.planner.calibration import Profile, ProfileKey, architecture_digest, kernel_words, method_words
 from gangline.planner.estimate import uncalibrated
 from gangline.planner.machines import ASSUMED_LINK, Placement, PlannedCluster, link
 from gangline.planner.outcome import Comparison, fold
@@ -325,7 +325,7 @@ class SpeedTable:
             else MAKER + placement.gpu,
             driver="",
             torch="",
-            kernels="eager" if training.stack.attention == "eager" else "sdpa",
+            kernels=kernel_words(training, attention="eager" if training.stack.attention == "eager" else "sdpa"),
             method=method_words(training),
             dtype=training.compute,
             architecture=architecture_digest(self.architecture),

@@ -77,7 +77,7 @@ class ProfileKey:
     driver: str
     torch: str
     kernels: str
-    """Attention and other kernels, such as sdpa."""
+    """See `kernel_words`."""
     method: str
     """See `method_words`."""
     dtype: str
@@ -171,6 +171,17 @@ def method_words(training: Training) -> str:
     words += [training.parameters, training.optimizer, *(["checkpointing"] if training.checkpointing else [])]
     words += ["offloading"] if training.offloading else []
     return " ".join(words)
+
+
+def kernel_words(training: Training, *, attention: str) -> str:
+    """Attention, as transformers names it, and what of gangline's own kernels decides how long a token takes.
+
+    Attention of packed rows does not: whole samples are timed.
+    """
+    stack = training.stack
+    added = stack.adds_adapters and training.method != "full" and not training.dora
+    loss = stack.chunk_bytes is not None
+    return "+".join([attention, *stack.fused, *(["cross-entropy"] if loss else []), *(["lora"] if added else [])])
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Line:

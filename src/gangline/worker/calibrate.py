@@ -1,9 +1,10 @@
 """`calibrate`: how fast this rank computes, on a copy of the model with two layers of random weights, under torchrun.
 
     python -m gangline.worker calibrate '{"job": {...}, "config": {...}, "layers": 2, "points": [[1, 512], [4, 2048]],
-                                          "seconds": 60, "start_s": 90, "deadline_s": 160}'
+                                          "by_module": false, "seconds": 60, "start_s": 90, "deadline_s": 160}'
 
 config: of the copy, as config.json has it; nothing is downloaded. points: samples and their length, in order of size.
+by_module: whether the run's strategy has weights by module (`strategies.base.Capabilities`), as kernels need to know.
 All ranks are at work at the same time, as in training: cards of one host share its power, processors and memory. What
 is next is agreed by all, and every rank writes a JSON line for everything that it timed. Each ends by itself at its
 deadline, wherever it hangs.
@@ -87,9 +88,8 @@ def build(order: dict[str, Any], device: torch.device) -> CalibrationCopy:
     precision = agree_precision(job, device, world_size=dist.get_world_size())
     model = random_model(job, order["config"], device=device, compute=precision.compute)
     loss = CausalLoss(model, compute=precision.compute)
-    put_in_kernels(
-        KernelPlace(loss=loss, job=job, device=device, precision=precision), world_size=dist.get_world_size()
-    )
+    place = KernelPlace(loss=loss, job=job, device=device, precision=precision, by_module=order["by_module"])
+    put_in_kernels(place, world_size=dist.get_world_size())
     return CalibrationCopy(
         loss=loss,
         optimizer=make_optimizer(loss.model, job.optimizer),

@@ -5,14 +5,17 @@ import json
 
 import pytest
 
-from gangline.bench.compute import Work, measure_compute, points_of
+from gangline.bench.compute import Work, measure_compute, points_of, weights_by_module
 from gangline.bench.text import speeds_lines
 from gangline.bench.torchrun import BenchHosts
+from gangline.decide.hosts import SpeedTable
 from gangline.inventory.facts import Gpu, HostFacts, Inventory
 from gangline.inventory.measured import find_profile, load_profiles
 from gangline.planner.calibration import ProfileKey, architecture_digest, shallow_config
 from gangline.planner.config import read_architecture
-from gangline.planner.training import Training
+from gangline.planner.machines import Placement
+from gangline.planner.software import with_kernels
+from gangline.planner.training import GANGLINE_CPU, Training
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from tests.fakes.transport import FakeTransport, Scripted
@@ -109,11 +112,11 @@ def answering(printed, returncode=0, stderr=""):
     return answer
 
 
-def measure(tmp_path, *, hosts=None, cards=(), **answers):
+def measure(tmp_path, *, hosts=None, cards=(), work=WORK, **answers):
     transports = {name: FakeTransport(name, answer=answer) for name, answer in answers.items()}
     seen = Inventory(gathered="2026-01-01T00:00:00+00:00", hosts=(facts("pc1", cards), facts("pc2")), failures=())
     given = BenchHosts(cluster=hosts or cluster(), inventory=seen, transports=transports, networks={})
-    found = measure_compute(given, WORK, home=tmp_path, seconds=30, report=lambda _: None)
+    found = measure_compute(given, work, home=tmp_path, seconds=30, report=lambda _: None)
     return found, transports
 
 
@@ -158,6 +161,29 @@ def test_ranks_are_told_what_to_time(tmp_path):
     assert (order["config"]["num_hidden_layers"], order["layers"]) == (2, 2)
     assert Job.from_json(order["job"]) == JOB
     assert order["deadline_s"] < started["seconds"]
+    assert order["by_module"] is False
+
+
+def test_ranks_are_told_whether_the_strategy_has_weights_by_module(tmp_path):
+    found = [weights_by_module(kind, num_ranks=2) for kind in ("zero-3", "zero-2", "fsdp", "auto")]
+    assert found == [True, False, False, False]
+    assert not weights_by_module("zero-3", num_ranks=1)
+    answers = {"pc1": answering(text(*said(0))), "pc2": answering(text(*said(1)))}
+    _, transports = measure(tmp_path, work=dataclasses.replace(WORK, by_module=True), **answers)
+    started = json.loads(next(call for call in transports["pc2"].calls if call.stdin).stdin)
+    assert json.loads(started["argv"][-1])["by_module"] is True
+
+
+def test_a_measurement_with_kernels_is_none_of_torch_and_the_other_way_round(tmp_path):
+    by_kernels = dataclasses.replace(TRAINING, stack=with_kernels(GANGLINE_CPU, ("rms-norm", "lora"), compute="fp32"))
+    answers = {"pc1": answering(text(*said(0))), "pc2": answering(text(*said(1)))}
+    placement = Placement(host="pc1", gpu=None, spec=None)
+    for measured, other in ((by_kernels, TRAINING), (TRAINING, by_kernels)):
+        home = tmp_path / ("kernels" if measured is by_kernels else "torch")
+        measure(home, work=dataclasses.replace(WORK, training=measured), **answers)
+        speeds = SpeedTable(architecture=WORK.whole, home=home)
+        assert speeds.profile_of(placement, measured) is not None
+        assert speeds.profile_of(placement, other) is None
 
 
 def test_every_rank_has_a_row_with_its_speed(tmp_path):
