@@ -342,16 +342,19 @@ def test_what_is_on_pythons_path_for_our_own_sake_is_not_on_the_commands(tmp_pat
 
 
 @pytest.mark.parametrize("own", [None, "/of/the/user"])
-def test_what_is_compiled_goes_where_no_other_user_can_put_anything(tmp_path, own):
-    """torch.compile's own choice is a folder in /tmp that is named after the user."""
-    text = "import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+@pytest.mark.parametrize(
+    ("name", "place"), [("TORCHINDUCTOR_CACHE_DIR", "compiled"), ("TRITON_CACHE_DIR", "compiled/triton")]
+)
+def test_what_is_compiled_goes_where_no_other_user_can_put_anything(tmp_path, own, name, place):
+    """torch.compile's own choice is a folder in /tmp that is named after the user, Triton's is the home folder."""
+    text = f"import os; print(os.environ['{name}'])"
     host_part = part(tmp_path / "a", "pc1", argv=(sys.executable, "-c", text))
     host_part = dataclasses.replace(host_part, leases=str(tmp_path / "work" / "leases" / "pc1"))
-    env = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    start(host_part, env={**env, "TORCHINDUCTOR_CACHE_DIR": own} if own else env)
+    env = {each: value for each, value in os.environ.items() if each != name}
+    start(host_part, env={**env, name: own} if own else env)
     exit_record(host_part)
     said = Path(host_part.folder, "console.log").read_text()
-    assert said == f"{own or tmp_path / 'work' / 'compiled'}\n"
+    assert said == f"{own or tmp_path / 'work' / place}\n"
 
 
 def claiming(host_part, run_id, workdir):

@@ -87,12 +87,16 @@ def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors
 
 
 def _compiled(request: Mapping[str, Any]) -> Dict[str, str]:
-    """Where torch.compile keeps what it compiled, unless this user's environment says so.
+    """Where torch.compile and Triton keep what they compiled, unless this user's environment says so.
 
-    By itself that is a folder in the temporary folder, named after the user: whoever makes it first decides what runs.
+    By itself that is for torch.compile a folder in the temporary folder, named after the user: whoever makes it first
+    decides what runs. For Triton it is the home folder, which on some hosts cannot be written.
     """
     leases = request.get("leases")
-    return {} if leases is None else {"TORCHINDUCTOR_CACHE_DIR": str(Path(leases).parents[1] / "compiled")}
+    if leases is None:
+        return {}
+    folder = Path(leases).parents[1] / "compiled"
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 def _own_env() -> Dict[str, str]:
