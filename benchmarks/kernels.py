@@ -32,6 +32,8 @@ HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD, VOCABULARY, RANK = 2048, 8192, 32, 
 DTYPE = torch.bfloat16
 HAS_LIGER = importlib.util.find_spec("liger_kernel") is not None
 Step = Callable[[], object]
+Begin = Callable[[], Step]
+"""Makes fresh inputs, as some kernels write over theirs, and gives the step that is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Trial:
     """One kernel: its sides, each of which does forward and backward of the same thing."""
 
     name: str
-    sides: dict[str, Step]
+    sides: dict[str, Begin]
 
 
 def tensor(*shape: int, grad: bool = True) -> torch.Tensor:
@@ -47,14 +49,22 @@ def tensor(*shape: int, grad: bool = True) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=DTYPE).requires_grad_(grad)
 
 
-def there_and_back(function: Callable[..., torch.Tensor], leaves: list[torch.Tensor]) -> Step:
-    """Forward and backward of a function of these tensors."""
-    gradient = torch.randn_like(function(*leaves))
+def there_and_back(function: Callable[..., object], leaves: list[torch.Tensor]) -> Begin:
+    """Forward and backward of a function of these tensors, whose numbers stay."""
+    made = function(*fresh(leaves))
+    outputs = [made] if isinstance(made, torch.Tensor) else list(made)
+    kept = [torch.randn_like(each) for each in outputs]
 
-    def step() -> object:
-        return torch.autograd.grad(function(*leaves), leaves, gradient)
+    def begin() -> Step:
+        inputs, gradients = fresh(leaves), [each.clone() for each in kept]
+        return lambda: torch.autograd.grad(function(*inputs), inputs, gradients)
 
-    return step
+    return begin
+
+
+def fresh(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies with gradients of their own."""
+    return [each.detach().clone().requires_grad_() for each in leaves]
 
 
 def norms(tokens: int) -> Trial:
@@ -82,7 +92,7 @@ def products(tokens: int) -> Trial:
     if HAS_LIGER:
         from liger_kernel.ops import LigerSiLUMulFunction
 
-        sides["liger"] = lambda a, b: LigerSiLUMulFunction.apply(a * 1.0, b * 1.0)  # it writes over what it is given
+        sides["liger"] = LigerSiLUMulFunction.apply
     return Trial("gated-mlp", {side: there_and_back(function, leaves) for side, function in sides.items()})
 
 
@@ -103,16 +113,8 @@ def turns(tokens: int) -> Trial:
 
         functions["liger"] = LigerRopeFunction.apply
 
-    def side(function: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Step:
-        gradients = [torch.randn_like(each.transpose(1, 2)) for each in leaves]
-        writes = function not in (apply_rotary_pos_emb, rotate)
-
-        def step() -> object:
-            inputs = [each * 1.0 if writes else each for each in leaves]  # Liger's writes over what it is given
-            out = function(*(each.transpose(1, 2) for each in inputs), cos, sin)
-            return torch.autograd.grad(out, leaves, gradients)
-
-        return step
+    def side(function: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Begin:
+        return there_and_back(lambda *each: function(*(one.transpose(1, 2) for one in each), cos, sin), leaves)
 
     return Trial("rotary", {name: side(function) for name, function in functions.items()})
 
@@ -152,7 +154,7 @@ def adapters(tokens: int) -> Trial:
     def ours(x: torch.Tensor) -> torch.Tensor:
         return AdaptedLinear.apply(x, layer.base_layer.weight, None, first, second, 2.0)
 
-    def side(function: Callable[..., torch.Tensor]) -> Step:
+    def side(function: Callable[..., torch.Tensor]) -> Begin:
         gradient = tensor(1, tokens, INTERMEDIATE, grad=False)
 
         def step() -> object:
@@ -160,7 +162,7 @@ def adapters(tokens: int) -> Trial:
                 out = function(x).view(1, tokens, INTERMEDIATE)
             return torch.autograd.grad(out, [x, first, second], gradient)
 
-        return step
+        return lambda: step
 
     return Trial("lora", {"torch": side(layer), "ours": side(ours)})
 
@@ -182,14 +184,14 @@ def attention(tokens: int) -> Trial:
     leaves = [tensor(4, length, heads, HEAD) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     functions = {"torch": documents.attend, "ours": documents.attend_at_once}
 
-    def side(function: Callable[..., tuple[torch.Tensor, None]]) -> Step:
+    def side(function: Callable[..., tuple[torch.Tensor, None]]) -> Begin:
         gradient = tensor(4, length, HEADS, HEAD, grad=False)
 
         def step() -> object:
             out, _ = function(layer, *(each.transpose(1, 2) for each in leaves), None, position_ids=positions)
             return torch.autograd.grad(out, leaves, gradient)
 
-        return step
+        return lambda: step
 
     return Trial("packed-attention", {name: side(function) for name, function in functions.items()})
 
@@ -203,13 +205,14 @@ def measure(trial: Trial, *, rounds: int) -> list[dict[str, object]]:
     peaks: dict[str, float] = {}
     errors: dict[str, str] = {}
     for number in range(rounds + 2):  # two to compile and to warm up
-        for side, step in trial.sides.items():
+        for side, prepare in trial.sides.items():
             if side in errors:
                 continue
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             try:
+                step = prepare()
+                before = torch.cuda.memory_allocated()
+                torch.cuda.reset_peak_memory_stats()
                 begin.record()
                 step()
                 end.record()

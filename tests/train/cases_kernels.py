@@ -441,6 +441,33 @@ def adapters_elsewhere():
     return {"apart": apart([model(x).detach()], [expected]), "number": len(put_in)}
 
 
+def timed_steps():
+    """What a side of a benchmark is given in each of its steps, where it writes over its inputs and their gradients."""
+    from benchmarks.kernels import there_and_back
+
+    seen = []
+
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(x.tolist())
+            made = x.clone()
+            x.data.zero_()
+            return made
+
+        @staticmethod
+        def backward(ctx, dy):
+            seen.append(dy.tolist())
+            dy.data.zero_()
+            return dy
+
+    begin = there_and_back(Writes.apply, [torch.randn(3, requires_grad=True)])
+    seen.clear()
+    for _ in range(2):
+        begin()()
+    return seen
+
+
 def in_models(*, device: str, kind: str, precision: str, autocast: bool = False, **changes):
     """Loss and gradients of a small model by torch's operators, and with all that `auto` takes, packed rows."""
     compute = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]

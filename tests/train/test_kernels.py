@@ -181,6 +181,12 @@ def test_adapters_are_those_of_peft(pool, device, precision, autocast, tolerance
     assert found["apart"] < tolerance
 
 
+def test_benchmarks_give_each_step_inputs_that_no_other_has_written_over(pool):
+    first, second = (found := pool(1).run(cases_kernels.timed_steps)[0])[:2], found[2:]
+    assert len(found) == 4
+    assert first == second
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt2"])
 def test_whole_models_have_the_gradients_of_torch(run_case, kind):
