@@ -26,7 +26,13 @@ def losses(shares, *, strategy: str, packed: bool, backend: str = EAGER, device:
     found = compile_layers(compiled, backend=backend)
     graphs = _graphs()
     told = [_trained(each) for each in (plain, compiled)]
-    return {"plain": told[0], "compiled": told[1], "graphs": found["graphs"], "later": _graphs() - graphs}
+    return {
+        "plain": told[0],
+        "compiled": told[1],
+        "graphs": found["graphs"],
+        "later": _graphs() - graphs,
+        "kernels": list(compiled.kernels.taken),
+    }
 
 
 def resumed(shares, *, folder: str, **job):

@@ -11,6 +11,7 @@ WAYS = [
     ([10], "single", {"method": "full", "precision": "fp32"}),
     ([10], "single", {"method": "lora", "precision": "fp32", "packed": True, "micro_batch": 2}),
     ([10], "single", {"method": "lora", "precision": "bf16", "packed": True, "activation_checkpointing": True}),
+    ([10], "single", {"method": "lora", "precision": "fp32", "micro_batch": 2, "kernels": ["auto"]}),
     ([3, 2], "ddp", {"method": "lora", "precision": "fp32", "micro_batch": 2, "activation_checkpointing": True}),
     ([3, 2], "ddp", {"method": "full", "precision": "fp32", "packed": True, "micro_batch": 2}),
     ([3, 2], "local-sgd", {"method": "full", "precision": "fp32"}),
@@ -29,6 +30,7 @@ def test_compiled_layers_have_the_losses_of_plain_ones_and_nothing_is_compiled_i
     for result in results:
         assert result["graphs"] > 0
         assert result["later"] == 0
+        assert result["kernels"] == (["lora"] if "kernels" in words else [])
         assert result["plain"]["steps"][-1][0] == 6
         check(result, tolerance)
     assert all(each["compiled"] == results[0]["compiled"] for each in results)
