@@ -309,6 +309,7 @@ def calibrate(setting: Setting, device: str, *, seconds: float = CALIBRATION_S) 
             "config": shallow_config(setting.config),
             "layers": 2,
             "points": points_of(candidate.training),
+            "by_module": False,
             "seconds": seconds,
         }
         ranks.run(order, ranks.build(order, torch.device(device)))

@@ -82,6 +82,7 @@ def measured(name: str, training: Training) -> Line:
         "whole": CONFIG,
         "layers": 2,
         "points": points_of(training),
+        "by_module": False,
         "seconds": SECONDS,
         "sizes": SIZES,
     }
