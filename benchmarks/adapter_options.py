@@ -299,7 +299,7 @@ def refusal_of(words: Words, strategy: str) -> Violation | None:
         precision=words.get("precision", "fp64"),
         parameters="fp32" if words.get("precision") == "fp32" else "compute",
         optimizer=words.get("optimizer", {}).get("kind", "adamw"),
-        extras=extras_of(method),
+        extras=extras_of(method, compiles=False),
     )
     return next(iter(violations(plan_half(strategy), asked)), None)
 

@@ -53,10 +53,12 @@ class QuantisedLinear(nn.Module):
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Value [..., in] -> [..., out], in the format of products."""
-        product: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]
-            value.to(self.compute), self.weight, self.scales, self
-        )
-        return product
+        value = value.to(self.compute)
+        # others change in place what a function of our own returns (Falcon, adapters), which may be no view then; a
+        # product with a bias would be one, but of rows
+        given = value if self.bias is None else value.reshape(-1, self.in_features)
+        product: torch.Tensor = _Product.apply(given, self.weight, self.scales, self)  # type: ignore[no-untyped-call]
+        return product if self.bias is None else product.view(*value.shape[:-1], self.out_features)
 
     def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """A weight [out, in] as the tensors of such a layer, by their names, on the device that it is on."""
@@ -125,9 +127,8 @@ class _Product(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(numbers, scales)
         ctx.layer = layer
-        # others change what this returns in place (Falcon, adapters): then it must be no view, as with a bias it would
-        product = F.linear(value, layer.unpack(numbers, scales))
-        return product if layer.bias is None else product.add_(layer.bias)
+        bias = None if layer.bias is None else layer.bias.to(layer.compute)
+        return F.linear(value, layer.unpack(numbers, scales), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
