@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 KernelWord = Literal["auto", "torch", "packed-attention", "rms-norm", "rotary", "gated-mlp", "cross-entropy", "lora"]
+PACKED_ATTENTION, CROSS_ENTROPY = "packed-attention", "cross-entropy"
+FLASH_CAPABILITY = (8, 0)
+"""The compute capability of NVIDIA's cards that `packed-attention` asks for, as flash attention does."""
 _FOLDER = "gangline.worker.kernels"
 
 
@@ -36,7 +39,7 @@ class Kernel:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "packed-attention": Kernel(
+    PACKED_ATTENTION: Kernel(
         replaces="attention of packed rows, document by document", place=f"{_FOLDER}.packed_attention"
     ),
     "rms-norm": Kernel(
@@ -50,7 +53,7 @@ KERNELS: Mapping[str, Kernel] = {
     "gated-mlp": Kernel(
         replaces="act(gate) * up of feed-forward layers", place=f"{_FOLDER}.gated_mlp", package="triton"
     ),
-    "cross-entropy": Kernel(
+    CROSS_ENTROPY: Kernel(
         replaces="loss and gradient of logits, operation by operation",
         place=f"{_FOLDER}.cross_entropy",
         package="triton",

@@ -17,7 +17,7 @@ from gangline.decide.hosts import SpeedTable
 from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.measured import keep
-from gangline.kernel_table import KERNELS
+from gangline.kernel_table import FLASH_CAPABILITY, KERNELS, PACKED_ATTENTION
 from gangline.planner.architecture import Architecture, Layer, Linear, place_adapters
 from gangline.planner.candidate import MOST_OF_HOST, Candidate, PlanQuery, builds_method, lacking
 from gangline.planner.config import UnknownArchitecture, read_architecture, unpackable
@@ -451,15 +451,11 @@ def _architecture(config: dict[str, Any], context: Context) -> Architecture:
         return count_architecture(config, context)
 
 
-PACKED_ATTENTION, LEAST_CAPABILITY = "packed-attention", 8.0
-"""As `worker.kernels.packed_attention` asks for it."""
-
-
 def kernels_of(job: Job, world: PlannedCluster, *, compute: Number) -> tuple[str, ...]:
     """The kernels that ranks on these machines will take, as far as machines and formats decide; see `worker.kernels`.
 
-    All ranks take the same ones: what is in Triton where each has a GPU, attention of packed rows where all of these
-    are NVIDIA's of compute capability 8.0 or later, and the sum of adapters everywhere.
+    All ranks take the same ones: what needs a GPU where each has one, and attention of packed rows where all of these
+    have flash attention.
     """
     if job.kernels == ("torch",):
         return ()
@@ -467,13 +463,15 @@ def kernels_of(job: Job, world: PlannedCluster, *, compute: Number) -> tuple[str
     places = world.placements
     on_gpus = all(each.gpu is not None for each in places) and compute != "fp64"
     new = on_gpus and BYTES[compute] == 2 and all(_takes_packed_attention(each) for each in places)
-    usual = {"lora", *([name for name, row in KERNELS.items() if row.package == "triton"] if on_gpus else [])}
-    return tuple(name for name in names if name in usual or (name == PACKED_ATTENTION and new))
+    here = [name for name in names if on_gpus or not KERNELS[name].on_gpu]
+    return tuple(name for name in here if name != PACKED_ATTENTION or new)
 
 
 def _takes_packed_attention(placement: Placement) -> bool:
     spec = placement.spec
-    return spec is not None and spec.vendor == "NVIDIA" and float(spec.compute_capability or 0) >= LEAST_CAPABILITY
+    if spec is None or spec.vendor != "NVIDIA" or not spec.compute_capability:
+        return False
+    return tuple(int(part) for part in spec.compute_capability.split(".")) >= FLASH_CAPABILITY
 
 
 def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGLINE) -> Training:

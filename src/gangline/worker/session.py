@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gangline.errors import ModelError, RunFailed, UsageError
+from gangline.kernel_table import PACKED_ATTENTION
 from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
@@ -32,8 +33,6 @@ from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import ProcessGroup, connecting
 from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.weights import Files, is_tied, materialize, meta_model, read_parts
-
-PACKED = "packed-attention"
 
 # The torch half of a strategy, imported when a rank asks for it by the kind that its gang names.
 
@@ -135,8 +134,8 @@ def build_session(
         _require_split(session)
     inside = (job.data.packing or world.device.type == "cuda") and _attends_inside_documents(session)
     if job.data.packing and not inside:
-        if PACKED in session.kernels.taken:
-            session.kernels.leave(PACKED, "a model whose documents are kept apart without a mask")
+        if PACKED_ATTENTION in session.kernels.taken:
+            session.kernels.leave(PACKED_ATTENTION, "a model whose documents are kept apart without a mask")
         _require_isolation(session)
     strategy.reshard()
     return session
@@ -281,7 +280,7 @@ def _attends_inside_documents(session: Session) -> bool:
     core = base_of(session.model)
     if session.draws_by_sample and drops_attention(core.config):
         return False  # masks of dropout are of whole rows
-    at_once = session.job.data.packing and PACKED in session.kernels.taken
+    at_once = session.job.data.packing and PACKED_ATTENTION in session.kernels.taken
     if not documents.keep_apart(core, length=session.job.data.sequence_length, at_once=at_once):
         return False
     try:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gangline.errors import UsageError, error_summary
-from gangline.kernel_table import KERNELS
+from gangline.kernel_table import CROSS_ENTROPY, KERNELS
 from gangline.runs.job import Job
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, output_head
@@ -81,7 +81,6 @@ class Kernels:
 
 
 NO_KERNELS = ("torch",)
-CROSS_ENTROPY = "cross-entropy"
 NOT_ALL_RANKS = "to work on all ranks; the log of another one says what it lacks"
 INTERPRETER = "TRITON_INTERPRET"
 """The variable of Triton that makes it compute on a processor, operation by operation; tests set it."""

@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
+from gangline.kernel_table import FLASH_CAPABILITY
 from gangline.worker import documents
 from gangline.worker.kernels.choice import KernelPlace, Undo, same_numbers
 from gangline.worker.model import base_of
-
-LOWEST = (8, 0)
-"""The compute capability that flash attention asks for."""
 
 
 def obstacle(place: KernelPlace) -> str:
@@ -31,8 +29,9 @@ def obstacle(place: KernelPlace) -> str:
     if place.precision.compute not in documents.SIXTEEN_BITS:
         return f"bf16 or fp16; this run computes in {place.precision.name}"
     capability = torch.cuda.get_device_capability(place.device)
-    if capability < LOWEST:
-        return f"compute capability {LOWEST[0]}.{LOWEST[1]}; this card has {capability[0]}.{capability[1]}"
+    if capability < FLASH_CAPABILITY:
+        least = ".".join(map(str, FLASH_CAPABILITY))
+        return f"compute capability {least}; this card has {capability[0]}.{capability[1]}"
     return ""
 
 
