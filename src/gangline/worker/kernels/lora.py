@@ -12,6 +12,7 @@ has 4 or 8 bits, the adapter has dropout, or there are two, the linear stays wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -117,21 +118,20 @@ class AdaptedLinear(torch.autograd.Function):
             if bias is not None:
                 y.add_(bias)
             y.view(-1, y.shape[-1]).addmm_(narrow, up.t(), alpha=scale)
-        ctx.save_for_backward(rows, weight, first, second, narrow)
+        ctx.save_for_backward(rows, first, second, narrow, weight)
         ctx.scale, ctx.format = scale, x.dtype
         return y
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         """Five, of which those for frozen weights are left out."""
-        rows, weight, first, second, narrow = ctx.saved_tensors
+        *adapter, weight = ctx.saved_tensors  # once: recomputation gives them a single time
+        rows, first = adapter[:2]
         need_x, need_weight, need_bias, need_first, need_second, _ = ctx.needs_input_grad
         shape, dtype = grad_outputs[0].shape, rows.dtype
         dy = grad_outputs[0].flatten(0, -2).to(dtype)
         with torch.autocast(dy.device.type, enabled=False):
-            d_narrow = (dy @ second.to(dtype)).mul_(ctx.scale)
-            d_first = (d_narrow.t() @ rows).to(first.dtype) if need_first else None
-            d_second = (dy.t() @ narrow).mul_(ctx.scale).to(second.dtype) if need_second else None
+            d_narrow, d_first, d_second = _of_adapter(dy, adapter, ctx.scale, (need_first, need_second))
             dx = None
             if need_x:
                 dx = (dy @ weight.to(dtype)).addmm_(d_narrow, first.to(dtype)).to(ctx.format)
@@ -161,14 +161,13 @@ class AddedAdapter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         """Four; the gradient of y is that of the sum."""
-        rows, first, second, narrow = ctx.saved_tensors
+        adapter = ctx.saved_tensors
+        rows, first = adapter[:2]
         _, need_x, need_first, need_second, _ = ctx.needs_input_grad
         dy = grad_outputs[0].flatten(0, -2).to(rows.dtype)
         with torch.autocast(dy.device.type, enabled=False):
-            d_narrow = (dy @ second.to(dy.dtype)).mul_(ctx.scale)
+            d_narrow, d_first, d_second = _of_adapter(dy, adapter, ctx.scale, (need_first, need_second))
             dx = (d_narrow @ first.to(dy.dtype)).to(ctx.format) if need_x else None
-            d_first = (d_narrow.t() @ rows).to(first.dtype) if need_first else None
-            d_second = (dy.t() @ narrow).mul_(ctx.scale).to(second.dtype) if need_second else None
         return (
             grad_outputs[0],
             None if dx is None else dx.view(*grad_outputs[0].shape[:-1], -1),
@@ -176,3 +175,14 @@ class AddedAdapter(torch.autograd.Function):
             d_second,
             None,
         )
+
+
+def _of_adapter(
+    dy: torch.Tensor, kept: Sequence[torch.Tensor], scale: float, needs: tuple[bool, bool]
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of A x [n, r], of A and of B, from that of y [n, out]. kept: x, A, B and A x."""
+    rows, first, second, narrow = kept
+    d_narrow = (dy @ second.to(dy.dtype)).mul_(scale)
+    d_first = (d_narrow.t() @ rows).to(first.dtype) if needs[0] else None
+    d_second = (dy.t() @ narrow).mul_(scale).to(second.dtype) if needs[1] else None
+    return d_narrow, d_first, d_second
