@@ -87,6 +87,8 @@ _PROSE, _INFORMS = re.compile(rb"[a-z,;]\s*$"), re.compile(rb"\bINFO\b")
 """Before the class of an exception: a sentence speaks of it, or code catches it, unless a traceback has begun."""
 _IGNORED, _CAUGHT = b"Exception ignored in", b"During handling of the above exception"
 _TRACEBACK = b"raceback (most recent call last)"
+_FRAME = re.compile(rb'\bFile "[^"\n]{1,300}", line \d')
+"""A line of a traceback whose beginning a log may lack."""
 _TRACEBACK_LINES = 300
 """At most so long is a traceback."""
 _CAUGHT_CLASSES = re.compile(r"(?:^|\W)(?:KeyError|AttributeError|IndexError|StopIteration|ImportError|TypeError)\b")
@@ -269,7 +271,8 @@ class LogSearch:
             is_informing = _INFORMS.search(line, 0, raised.start(1)) and number - self._traceback >= _TRACEBACK_LINES
             self._traceback = -_TRACEBACK_LINES
             is_ignored, self._ignores = number <= self._ignores, 0
-            if not (is_ignored or is_informing or _PROSE.search(line, 0, raised.start(1)) or _WARNED.search(line)):
+            before = line[: raised.start(1)]
+            if not (is_ignored or is_informing or _PROSE.search(before) or _WARNED.search(before)):
                 self._class_of(text, number, is_said=False)
         elif tells & _SAYS and (said := _SAID.search(line[:_WINDOW])) and not _WARNED.search(line):
             words = next(each for each in said.groups() if each)
@@ -421,8 +424,8 @@ def _tells(shape: bytes) -> int:
             tells |= _RAISES
         elif _BARE_CLASS.match(shape):
             tells |= _RAISES_BARE
-        if _TRACEBACK in shape:
-            tells |= _TRACES
+    if _TRACEBACK in shape or (b'File "' in shape and _FRAME.search(shape)):
+        tells |= _TRACES
     return tells
 
 

@@ -276,6 +276,7 @@ SIGNATURES: dict[str, Signature] = {
     "gpu-lost": Signature(
         patterns=(
             "GPU is lost",
+            "ERROR_GPU_IS_LOST",
             "has fallen off the bus",
             "CUDA error: uncorrectable ECC error",
             "Unable to determine the device handle for GPU",
