@@ -91,6 +91,15 @@ _FRAME = re.compile(rb'\bFile "[^"\n]{1,300}", line \d')
 """A line of a traceback whose beginning a log may lack."""
 _TRACEBACK_LINES = 300
 """At most so long is a traceback."""
+_FRAME = re.compile(
+    rb"(?:File |^)[\"'~]?([^\"'\n]{0,300}?([\w.-]{1,80}\.py))[\"']?(?:, line |:)(\d{1,7})(?:, in ([\w.<>]{1,80}))?"
+)
+"""Where a call stands, as a traceback or a notebook has it: path, name of the file, line, function."""
+_IN_PACKAGE = re.compile(rb"(?:site|dist)-packages[/\\](\w[^\n]{1,200})")
+_FRAME_LINES, _CODE_CHARS = 25, 100
+"""So many lines above an exception its last call is looked for; of a line of code so many characters are shown."""
+_RANK_TAG = re.compile(rb"\[?rank ?\d{1,6}\]?: ?|\(\w{1,40} (?:rank=\d{1,6} )?pid=\d{1,9}\) |stderr: ")
+"""Before a line of one of several processes: their tracebacks are mixed."""
 _CAUGHT_CLASSES = re.compile(r"(?:^|\W)(?:KeyError|AttributeError|IndexError|StopIteration|ImportError|TypeError)\b")
 """Errors that programs expect and catch: where another one follows, that one says more."""
 _RAISES, _SAYS, _CATCHES, _IGNORES, _TRACES, _RAISES_BARE = 1, 2, 4, 8, 16, 32
@@ -254,6 +263,7 @@ class LogSearch:
                 self._found[pattern.id] = replace(self._found[pattern.id], time=self._time_at(at))
             if pattern.is_vague and tells & _RAISES:
                 self._raised_last = (pattern.id, number, text)
+                self._note_place(pattern.id, number)
         elif tells:
             self._look_for_error(at, number, line, tells)
 
@@ -334,9 +344,22 @@ class LogSearch:
             self._found[pattern.id] = replace(
                 self._found[pattern.id], line=text, is_warned=is_said, time=self._time_at(number - 1 - self.lines)
             )
+            if not is_said:
+                self._note_place(pattern.id, number)
         else:
             self._times[pattern.id] += 1
         self._raised_last = (pattern.id, number, text)
+
+    def _note_place(self, name: str, number: int) -> None:
+        """Add to an exception that was just found where it was raised: its last call, and the code there."""
+        found, at = self._found[name], number - 1 - self.lines
+        if found.number != number or found.level not in {"symptom", "error"}:
+            return
+        tag = _RANK_TAG.match(self._begun[at])
+        lines = (self._before + self._begun[:at])[-_FRAME_LINES:]
+        own = [line[tag.end() :] for line in lines if line.startswith(tag.group())] if tag else lines
+        if place := _place(own):
+            self._found[name] = replace(found, means=f"{found.means}; raised in {place}")
 
     def _time_at(self, at: int) -> str:
         """The time of a line, or the last one before it; empty where the log gives none."""
@@ -382,6 +405,27 @@ class LogSearch:
             times=1,
             is_warned=is_warned,
         )
+
+
+def _place(lines: Sequence[bytes]) -> str:
+    """The last call in the lines above an exception, with its code; empty where they have none."""
+    for above, line in enumerate(reversed(lines)):
+        if _TRACEBACK in line:
+            return ""
+        if frame := _FRAME.search(line[:_WINDOW]):
+            place = f"{_shown_path(frame[1])}, line {frame[3].decode()}"
+            if not above or b", line " not in frame.group():
+                return place
+            code = lines[-above][:_CODE_CHARS].decode("utf-8", "replace").strip()
+            return f"{place}: {code}" if code.strip("^~ ") and "File " not in code else place
+    return ""
+
+
+def _shown_path(path: bytes) -> str:
+    """The path of a module: of one that is installed, from its package on; else the file and its folder."""
+    found = _IN_PACKAGE.search(path)
+    words = found[1] if found else b"/".join(re.split(rb"[/\\]", path)[-2:])
+    return words.decode("utf-8", "replace")
 
 
 def recognise(text: str, *, host: str = "the host") -> list[Sighting]:

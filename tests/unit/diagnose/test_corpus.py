@@ -143,3 +143,20 @@ def test_a_healthy_log_with_many_warnings_accuses_nobody() -> None:
     told = [each for each in found_in(text) if each.level not in {"echo", "noise"}]
     assert [(each.id, each.line) for each in told if each.level == "cause" or not each.is_warned] == []
     assert len(text.splitlines()) > 40
+
+
+def test_an_exception_is_told_with_the_call_that_raised_it() -> None:
+    """Of the same rank, where the lines of two are mixed; its package where it is installed."""
+    (told,) = found_in(
+        "[rank0]: Traceback (most recent call last):\n"
+        '[rank0]:   File "/srv/env/lib/python3.11/site-packages/trl/trainer/grpo_trainer.py", line 296, in __init__\n'
+        '[rank1]:   File "/srv/project/other.py", line 7, in <module>\n'
+        "[rank0]:     self.num_iterations = args.num_iterations\n"
+        "[rank0]: AttributeError: 'GRPOConfig' object has no attribute 'num_iterations'\n"
+    )
+    assert told.id == "class-lacks-attribute"
+    assert told.means.endswith(
+        "; raised in trl/trainer/grpo_trainer.py, line 296: self.num_iterations = args.num_iterations"
+    )
+    (told,) = found_in("Traceback (most recent call last):\nAttributeError: 'A' object has no attribute 'b'\n")
+    assert "raised in" not in told.means
