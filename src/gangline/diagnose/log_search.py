@@ -91,7 +91,7 @@ _FRAME = re.compile(rb'\bFile "[^"\n]{1,300}", line \d')
 """A line of a traceback whose beginning a log may lack."""
 _TRACEBACK_LINES = 300
 """At most so long is a traceback."""
-_FRAME = re.compile(
+_CALL = re.compile(
     rb"(?:File |^)[\"'~]?([^\"'\n]{0,300}?([\w.-]{1,80}\.py))[\"']?(?:, line |:)(\d{1,7})(?:, in ([\w.<>]{1,80}))?"
 )
 """Where a call stands, as a traceback or a notebook has it: path, name of the file, line, function."""
@@ -412,7 +412,7 @@ def _place(lines: Sequence[bytes]) -> str:
     for above, line in enumerate(reversed(lines)):
         if _TRACEBACK in line:
             return ""
-        if frame := _FRAME.search(line[:_WINDOW]):
+        if frame := _CALL.search(line[:_WINDOW]):
             place = f"{_shown_path(frame[1])}, line {frame[3].decode()}"
             if not above or b", line " not in frame.group():
                 return place
