@@ -72,16 +72,24 @@ def spread(lengths: list[int]) -> str:
 
 def count(source: Path) -> House:
     """Read every Python file below a folder."""
-    house = House()
+    house = named(source)
     for path in sorted(source.rglob("*.py")):
-        text, name = path.read_text(encoding="utf-8"), path.relative_to(source).as_posix()
+        text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         house.file_lengths.append(len(text.splitlines()))
         house.code_lines += len(code_lines(text) - docstring_lines(tree))
         house.function_lengths += [
             (node.end_lineno or node.lineno) - node.lineno + 1 for node in ast.walk(tree) if isinstance(node, FUNCTIONS)
         ]
-        for node in tree.body:
+    return house
+
+
+def named(source: Path) -> House:
+    """Of every Python file below a folder the public names alone, which takes a fraction of the time."""
+    house = House()
+    for path in sorted(source.rglob("*.py")):
+        name = path.relative_to(source).as_posix()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 house.classes[node.name].append(name)
         if not path.stem.startswith("__"):

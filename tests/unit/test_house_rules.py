@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import count, homonyms
+from benchmarks.house import count, homonyms, named
 from tests.source_trees import SOURCE, source_trees
 
 ROOT = Path(__file__).parents[2]
@@ -210,7 +210,7 @@ def test_no_module_is_called_after_nothing():
 
 
 def test_every_public_class_and_module_name_stands_for_one_thing():
-    house = count(SOURCE)
+    house = named(SOURCE)
     found = {**homonyms(house.classes), **homonyms(house.modules)}
     assert {name: places for name, places in found.items() if name not in HOMONYMS} == {}
     assert HOMONYMS.keys() - found.keys() == set(), "gone: take its row away"
@@ -222,7 +222,7 @@ def test_a_class_and_a_module_that_stand_for_two_things_are_noticed(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "room.py").write_text("class Room:\n    pass\n")
         (tmp_path / folder / "__main__.py").write_text("class _Hidden:\n    pass\n")
-    house = count(tmp_path)
+    house = named(tmp_path)
     assert homonyms(house.classes) == {"Room": ["checks/room.py", "planner/room.py"]}
     assert homonyms(house.modules) == {"room": ["checks/room.py", "planner/room.py"]}
 

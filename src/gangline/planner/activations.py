@@ -711,7 +711,7 @@ class LayerBytes:
 
 def layer_bytes(layer: Layer, hidden: int, training: Training, *, accumulates: bool = False) -> LayerBytes:
     """Bytes of one layer; `accumulates`: gradients are there already, and new ones are added to them."""
-    return _layer_bytes(replace(layer, count=1), hidden, training, accumulates)
+    return _layer_bytes(layer.one, hidden, training, accumulates)
 
 
 @functools.lru_cache(maxsize=1024)  # one layer is asked for at every instant of every way to run a job

@@ -112,6 +112,11 @@ class Layer:
     """Whether it drops attention weights."""
 
     @functools.cached_property
+    def one(self) -> Layer:
+        """One of them."""
+        return replace(self, count=1)
+
+    @functools.cached_property
     def linear_weights(self) -> int:
         """Numbers in the layer's `nn.Linear` matrices."""
         return sum(linear.num_weights for linear in self.linears)
@@ -325,7 +330,7 @@ def place_adapters(architecture: Architecture, method: MethodJob, *, num_added: 
     by_name = bool(method.targets) and not method.targets[0].startswith(REGEX) and not method.target_parameters
     if by_name and not (method.exclude or method.layers or method.rank_pattern or saved - EMBEDDINGS - HEADS):
         return architecture
-    kinds = (replace(layer, count=1) for layer in architecture.layers for _ in range(layer.count))
+    kinds = (layer.one for layer in architecture.layers for _ in range(layer.count))
     placed = [_placed(layer, index, architecture.modules, method) for index, layer in enumerate(kinds)]
     layers = tuple(replace(layer, count=len(list(same))) for layer, same in groupby(placed))
     return replace(architecture, layers=layers)

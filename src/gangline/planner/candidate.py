@@ -274,6 +274,15 @@ class Scenario:
 
     def room(self, kind: str) -> MemoryFit:
         """Memory of its ranks; of pipelines as if each had all micro-batches, for that is known before their layers."""
+        if (found := self._rooms.get(kind)) is None:
+            found = self._rooms[kind] = self._room(kind)
+        return found
+
+    @functools.cached_property
+    def _rooms(self) -> dict[str, MemoryFit]:
+        return {}
+
+    def _room(self, kind: str) -> MemoryFit:
         staged = plan_half(kind).layers == "staged"
         several = self.count > 1 if staged else max(self.shares(PlannedStrategy(kind=kind, world_size=1))) > 1
         training = dataclasses.replace(self.training, accumulation=2 if several else 1)

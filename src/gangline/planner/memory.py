@@ -104,9 +104,18 @@ class Step:
         training = self.computed
         return training.tokens * self.share.architecture.hidden * residual_width(training)
 
-    def layer(self, layer: Layer) -> LayerBytes:
-        """One layer's forward and backward."""
-        return layer_bytes(layer, self.share.architecture.hidden, self.computed, accumulates=self.accumulates)
+    @functools.cached_property
+    def sizes(self) -> tuple[LayerBytes, ...]:
+        """Forward and backward of one layer of each kind, in the order of the share's."""
+        hidden = self.share.architecture.hidden
+        return tuple(
+            layer_bytes(layer, hidden, self.computed, accumulates=self.accumulates) for layer in self.share.layers
+        )
+
+    @functools.cached_property
+    def unit_sizes(self) -> tuple[int, ...]:
+        """Bytes of one layer of each kind, whole, as ranks send it."""
+        return tuple(self._unit_bytes(layer) for layer in self.share.layers)
 
     def persistent(self) -> tuple[Term, ...]:
         """What is there all the time."""
@@ -170,7 +179,8 @@ class Step:
 
     def _kept(self, *, forward: bool) -> Iterable[Term]:
         """What all layers keep for backward, of every micro-batch in flight."""
-        flight, layers = self.share.in_flight, [(each.count, self.layer(each)) for each in self.share.layers]
+        flight = self.share.in_flight
+        layers = [(each.count, size) for each, size in zip(self.share.layers, self.sizes, strict=True)]
         if self.training.checkpointing:
             depth = self._inputs_here()
             size = depth * self.entry_bytes * flight
@@ -219,7 +229,7 @@ class Step:
         return head_bytes(self.share.architecture, self.computed, hidden_width=width, parts=parts)
 
     def _backward_last(self) -> Iterable[Term]:
-        last = self.layer(self.share.layers[-1])
+        last = self.sizes[-1]
         yield from self._kept(forward=False)
         size = self._recomputed(last) if self.training.checkpointing else last.backward - last.kept
         yield Term(name="layer", num_bytes=size, source="recomputation and backward of the last layer")
@@ -245,7 +255,7 @@ class Step:
         before = sum(term.num_bytes for term in self._kept(forward=False)) // self.share.in_flight
         left = self.entry_bytes * self._inputs_left() + before * (self.share.in_flight - 1)
         yield Term(name="checkpoints", num_bytes=left, source="what is left of layers' inputs")
-        size = self._recomputed(self.layer(first)) if self.training.checkpointing else self.layer(first).backward
+        size = self._recomputed(self.sizes[0]) if self.training.checkpointing else self.sizes[0].backward
         yield Term(name="layer", num_bytes=size, source="recomputation and backward of the first layer")
         yield from self._of_shards(units=1)
         if not self.accumulates:
@@ -311,18 +321,18 @@ class Step:
         size, whole = 0, forward and not self.strategy.reshard
         if self.strategy.half.parts == "weights":
             root = self.share.num_tables + self.share.architecture.vectors
-            layers = [(each.count, self._unit_bytes(each)) for each in self.share.layers]
-            size = sum(count * each for count, each in layers) if whole else units * max(each for _, each in layers)
+            layers = [(each.count, size) for each, size in zip(self.share.layers, self.unit_sizes, strict=True)]
+            size = sum(count * each for count, each in layers) if whole else units * max(self.unit_sizes)
             size += root * BYTES[self.training.compute]
             if "parameters" in self.strategy.offload and not self.in_ram:  # the rank's own part, on its way
-                size += units * max(each for _, each in layers) // shards(self.strategy)
+                size += units * max(self.unit_sizes) // shards(self.strategy)
         told = "all layers, kept since forward" if whole else f"{units} layers, embedding and head"
         size, told = self.strategy.half.gathered(self, size, told)
         return Term(name="gathered weights", num_bytes=size, source=told)
 
     def _unit_bytes(self, layer: Layer) -> int:
         """One layer, whole, as ranks send it."""
-        one = replace(self.share, layers=(replace(layer, count=1),), has_embedding=False, has_head=False)
+        one = replace(self.share, layers=(layer.one,), has_embedding=False, has_head=False)
         if self.training.method == "qlora":
             packed, _, rest = quantised_bytes(one, self.training)
             return packed + scale_bytes(one, self.training)[0] + rest
@@ -465,7 +475,8 @@ def rank_memory(
     straight lines. Raises ModelError for adapters that match nothing (`lora_parameters`).
     """
     training, strategy = settled(architecture, training, strategy), placed(training, strategy)
-    architecture = replace(architecture, tied=architecture.tied and not training.stack.unties)
+    if architecture.tied and training.stack.unties:
+        architecture = replace(architecture, tied=False)
     if training.method != "full":
         lora_parameters(architecture, training.rank, training.targets, dora=training.dora)
     share = share_of(padded_experts(architecture, training, strategy), strategy, rank)

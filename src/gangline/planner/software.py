@@ -6,6 +6,7 @@ measured run; `python -m benchmarks.plan_gpu_memory` compares the measured ones 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -285,9 +286,23 @@ def without_kernels(stack: SoftwareStack) -> SoftwareStack:
 
 def settled(architecture: Architecture, training: Training, strategy: PlannedStrategy) -> Training:
     """The training as its software does it with this model and this strategy."""
+    half = strategy.half
+    repeated = {architecture.model_type, "*"}.isdisjoint(training.stack.repeats_heads)
+    return _settled(
+        training,
+        is_sharded=half.parts == "weights",
+        repeats_heads=() if repeated else training.stack.repeats_heads,
+        is_by_module=half.capabilities.weights_by_module,
+        is_masked=_is_masked(architecture, training),
+    )
+
+
+@functools.lru_cache(maxsize=1024)  # a plan asks for the memory of thousands of ranks that train in few ways
+def _settled(
+    training: Training, *, is_sharded: bool, repeats_heads: tuple[str, ...], is_by_module: bool, is_masked: bool
+) -> Training:
     stack = training.stack
-    sharded = strategy.half.parts == "weights"
-    prepared = training.method == "qlora" and not sharded
+    prepared = training.method == "qlora" and not is_sharded
     return replace(
         training,
         stack=replace(
@@ -295,10 +310,10 @@ def settled(architecture: Architecture, training: Training, strategy: PlannedStr
             autocast=stack.autocast and (training.method == "qlora" or stack.autocasts_lora),
             upcasts=stack.upcasts and prepared,
             upcast_norms=stack.upcast_norms and prepared,
-            repeats_heads=stack.repeats_heads if {architecture.model_type, "*"} & {*stack.repeats_heads} else (),
-            holds_inputs=stack.holds_inputs and sharded,
-            adds_adapters=stack.adds_adapters and not strategy.half.capabilities.weights_by_module,
-            masks="always" if _is_masked(architecture, training) else "never",
+            repeats_heads=repeats_heads,
+            holds_inputs=stack.holds_inputs and is_sharded,
+            adds_adapters=stack.adds_adapters and not is_by_module,
+            masks="always" if is_masked else "never",
         ),
     )
 

@@ -1,5 +1,6 @@
 """Hosts that get ready beside a run: what is done on them, by a clock that a test moves."""
 
+import concurrent.futures
 import threading
 
 import pytest
@@ -8,7 +9,6 @@ from gangline.errors import RunFailed
 from gangline.launch.backend import HostRequest, HostStatus
 from gangline.supervise import standby as module
 from gangline.supervise.standby import Standbys, Steps
-from tests.waiting import wait_until
 
 IMPORTING = {"phase": "ended", "returncode": 0, "rests": True}
 READY = {**IMPORTING, "ready": True}
@@ -42,11 +42,8 @@ class Hosts:
         """Look every second, and let the work in the background end."""
         for _ in range(seconds):
             self.told += self.standbys.look(hosts)
-            wait_until(lambda: not self.standbys._work._running or self._is_done(), "the work is done")
+            concurrent.futures.wait([future for _, future in self.standbys._work._running.values()], timeout=20)
             self.now += 1.0
-
-    def _is_done(self):
-        return all(future.done() for _, future in self.standbys._work._running.values())
 
     def events(self):
         return [event for event, _ in self.told]
