@@ -23,10 +23,12 @@ USE := $(addprefix tests/train/test_,evaluate.py export.py generate.py gguf.py n
 MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibrate.py closed_form.py scaling.py \
 	prometheus_scrape.py stragglers.py trace.py) tests/lab/test_bench.py tests/process/test_gpu_kit.py
 KERNELS := tests/train/test_kernels.py
-APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(METHODS) $(USE) $(MEASURE) $(KERNELS))
+STRATEGIES := $(addprefix tests/train/test_,fsdp.py local_sgd.py pipeline.py story_parts.py story_rounds.py \
+	tensor_parallel.py zero.py)
+APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(STRATEGIES) $(METHODS) $(USE) $(MEASURE) $(KERNELS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prepare launchers ray methods use measure kernels browser lab slurm bare versions processors lint format bench clean
+.PHONY: help demo test prepare launchers ray strategies methods use measure kernels browser lab slurm bare versions processors lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -54,6 +56,9 @@ launchers: .venv/dev.stamp ## tests of other launchers, started by us or startin
 
 ray: .venv/dev.stamp .ray/stamp ## tests of the backend ray with a real Ray, which gets an environment of its own: .ray
 	$(BIN)/python -m pytest -n 3 -m "not slow" $(RAY)
+
+strategies: .venv/dev.stamp ## tests of single strategies, beyond the contract of all, which `make test` has
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(STRATEGIES)
 
 methods: .venv/dev.stamp ## tests of what is trained how: adapters, optimizers, 4 and 8 bits, recipes
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(METHODS)
