@@ -61,8 +61,11 @@ _SAID = re.compile(
     rb"[A-Za-z'\"`/<\[(][^\n]{12,2000}|NCCL WARN [^\n]{8,2000})"
     rb"|what\(\): {1,4}([^\n]{8,2000})|(?:\[ERROR\]|\bERROR\b)[^\n]{0,60}?[\])|:-] {1,4}([A-Z'\"`/<(!*][^\n]{12,2000})"
     rb"|\s(Check failed: [^\n]{4,2000})"
+    rb"|(?:^|[\s)])[EF](?:\d{4} [\d:.]{8,20} {1,6}\d{1,9})? [\w./]{4,100}:\d{1,5}\] ([^\n]{12,2000})"
 )
 """An error of a program that is not Python's."""
+_LOGGED = re.compile(rb"(?:^|[\s)])[EF](?:\d{4} [\d:.]{8,20} {1,6}\d{1,9})? [\w./]{4,100}:\d{1,5}\] ")
+"""An error in the form of Google's logging library."""
 _TROUBLE = re.compile(
     r"(?i)\b(?:could ?n[o']t|can ?n[o']t|can't|unable to|failed|failure|fatal|not found|no such|refused|denied"
     r"|abort(?:ed|ing)?|not permitted|do(?:es)?(?: not|n't) (?:exist|match|have|know|support)|not supported|unsupported"
@@ -461,6 +464,7 @@ def _tells(shape: bytes) -> int:
         or b"what():" in shape
         or b"NCCL WARN " in shape
         or b"Check failed: " in shape
+        or _LOGGED.search(shape)
     ):
         tells = _SAYS
     if b":" in shape:

@@ -129,6 +129,7 @@ SIGNATURES: dict[str, Signature] = {
             "CUDA out of memory",
             "CUDA error: out of memory",
             "HIP out of memory",
+            "HIP error: out of memory",
             "OutOfMemoryError {2,60}Traceback",
         ),
         means="a GPU had no room left",
