@@ -464,7 +464,7 @@ def _tells(shape: bytes) -> int:
         or b"what():" in shape
         or b"NCCL WARN " in shape
         or b"Check failed: " in shape
-        or _LOGGED.search(shape)
+        or (b"] " in shape and _LOGGED.search(shape) is not None)
     ):
         tells = _SAYS
     if b":" in shape:
