@@ -1,7 +1,14 @@
 """gangline.hooks with ranks that have torch: all of them stop after the same step, whichever had the signal."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from gangline.agent.supervise import rank_stacks, rank_start
 from tests.train import cases_hooks
 
 
@@ -9,3 +16,24 @@ from tests.train import cases_hooks
 def test_all_ranks_stop_as_soon_as_one_was_asked(zygote, asked, found):
     gang = zygote.gang(3, cases_hooks.stopped, {"asked": asked})
     assert gang.results() == [[False, found]] * 3
+
+
+TRAINS = """
+import torch
+layer = torch.nn.Linear(2, 2)
+optimizer, other = torch.optim.SGD(layer.parameters()), torch.optim.SGD(layer.parameters())
+for _ in range(3):
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step(), other.step()
+"""
+
+
+def test_steps_of_an_optimizer_of_torch_are_counted_without_a_word_of_the_script(tmp_path):
+    own = tmp_path / "path"
+    own.mkdir()
+    shutil.copy(rank_start.__file__, tmp_path)
+    source = Path(rank_stacks.__file__).read_text().replace("COUNT_S = 0.5", "COUNT_S = 0.0")
+    (own / "sitecustomize.py").write_text(source)
+    words = [sys.executable, str(tmp_path / "rank_start.py"), str(tmp_path), sys.executable, "-c", TRAINS]
+    subprocess.run(words, env={**os.environ, "RANK": "0"}, check=True)
+    assert (tmp_path / "rank-0.count").read_text() == "3", (tmp_path / "rank-0.log").read_text()

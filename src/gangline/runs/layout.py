@@ -16,7 +16,8 @@
     <host>/resting.json  <host>/next.json  <host>/handed.json           it waits for the next attempt, and takes it over
     <host>/prefork/                                                    what it tells processes that outlive attempts
     rank-<r>.log  rank-<r>.phase  rank-<r>.pid  rank-<r>.error.json      one set per rank, on its own host
-    rank-<r>.step                                                       its last step, by the user's own script
+    rank-<r>.step  rank-<r>.count                                       its last step, by the user's own script; how
+                                                                        many steps its optimizer has done
     rank-<r>.exit.json                                                  how it ended, by the prefork process
     cluster.json                                                        the hosts of this attempt (controller)
     result.json                                                         how rank 0 left: finished or stopped (head)

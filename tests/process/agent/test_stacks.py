@@ -175,6 +175,39 @@ def test_a_program_of_the_users_own_says_where_it_stands_and_finds_python_as_wit
     assert "Thread" not in log.read_text()
 
 
+OPTIMIZER = """
+hooks = []
+register_optimizer_step_post_hook = hooks.append
+class Optimizer:
+    def step(self):
+        for hook in hooks:
+            hook(self, (), {})
+"""
+TRAINS = """
+import sys
+from torch.optim.optimizer import Optimizer
+first, second = Optimizer(), Optimizer()
+first.step(), second.step(), second.step()
+print(sorted(type(finder).__name__ for finder in sys.meta_path if type(finder).__name__ == "StepCounter"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_steps_of_the_first_optimizer_are_counted(host):
+    """A stand-in for torch; tests/train has the real one."""
+    package = host.folder / "mine/torch/optim"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "optimizer.py").write_text("import torch\n" + OPTIMIZER)
+    (host.folder / "train.py").write_text(TRAINS)
+    host.start_own(0, host.folder / "train.py", path=str(host.folder / "mine"))
+    log = host.folder / "rank-0.log"
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"), "it has trained")
+    assert log.read_text() == "[]\n"
+    assert (host.folder / "rank-0.count").read_text() == "1"
+
+
 DIES = """
 import os, signal, sys, time
 def helper():

@@ -45,6 +45,13 @@ def test_seconds_without_output_are_whole_and_by_its_own_clock(host):
     assert host.after(1)["4"]["silent_s"] == 0
 
 
+def test_a_step_of_its_optimizer_is_a_sign_of_progress(host):
+    host.starts(4)
+    host.after(60)
+    (host.folder / "rank-4.count").write_text("1")
+    assert host.after(1)["4"]["silent_s"] == 0
+
+
 def test_a_step_that_a_script_reports_is_a_sign_of_progress(host):
     host.starts(4)
     host.prints(4, "begins\n")

@@ -98,6 +98,14 @@ def test_other_commands_are_no_launchers(command):
     assert off(command) == TakenOff(words=tuple(shlex.split(command)), env={}, placement=None, restarts=0, notes=())
 
 
+def test_assignments_in_front_of_a_script_are_variables_of_its_ranks():
+    taken = off("SIZE=5 NAME= train.py RATE=1 --x Y=2")
+    assert (taken.words, taken.env) == (("train.py", "RATE=1", "--x", "Y=2"), {"SIZE": "5", "NAME": ""})
+    assert off("ONLY=5").words == ("ONLY=5",)
+    with pytest.raises(UsageError, match=r"MY_PASSWORD"):
+        off("MY_PASSWORD=x train.py")
+
+
 def test_every_launcher_of_the_table_has_a_command_here():
     names = {name.split()[0] for _, name, _ in COMMANDS} | {name.split()[0] for name in BY_FILE.values()}
     assert {launcher.programs[0] for launcher in LAUNCHERS} <= names

@@ -15,6 +15,7 @@ from gangline.agent.host_files import DISK_S, read_record, size_bytes, stamped, 
 from gangline.agent.supervise import processes, room
 from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.ranks import Ranks, Signs, Silence, reported_exits, tail
+from gangline.agent.supervise.script_figures import figures_of
 from gangline.agent.supervise.stacks import LastStacks
 from gangline.agent.supervise.warm_pool import PreforkedProcesses
 
@@ -244,6 +245,7 @@ class HostPart:
         kills.begin()
         self._signs = Signs(request, self.ranks)
         self._silence = Silence(request, self.ranks)
+        self._figures = figures_of(request)
         self._stacks = LastStacks(request, self.ranks)
         self._room = room.RoomWatch(room.folders_of(request, room.mounts()))
         self._failures: List[Dict[str, Any]] = []
@@ -274,6 +276,8 @@ class HostPart:
         if self._status.is_due():
             self._signs.look(launcher)
             self._silence.look()
+            if self._figures is not None:
+                self._figures.look()
             self._room.look()
             self._expire()
         self._status.update(self._facts())

@@ -5,21 +5,34 @@ the program: it has the stacks of all threads written to the file $GANGLINE_STAC
 when native code crashes, and on SIGTERM, with which torchrun ends ranks as soon as another one has failed. It takes
 itself out of the environment, and runs the `sitecustomize` that is there otherwise. A program that takes these signals
 for itself gets them as without us. After an exception of the program, the last collective that torch's flight recorder
-has goes to a file beside the other one. Behind all other folders of Python's path it puts the
-one with `gangline.hooks`.
+has goes to a file beside the other one. Once the program imports torch's optimizers, the steps of the first one that
+takes any are counted in a third file, so that a program that prints nothing of them is followed, too. Behind all other
+folders of Python's path it puts the one with `gangline.hooks`.
 
 A file of its own, because the environment that runs it need not know gangline.
 """
+
+from __future__ import annotations
 
 import atexit
 import faulthandler
 import os
 import signal
 import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing them costs every start of a rank some milliseconds
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any, Sequence
 
 HERE = __file__.rpartition("/")[0]
 MODULE = "sitecustomize"
 DUMP_S = 5.0
+OPTIMIZERS = "torch.optim.optimizer"
+COUNT_S = 0.5
+"""How often the number of steps is written."""
 
 
 def listen(path: str) -> None:
@@ -70,6 +83,63 @@ def tell_collective(path: str, pid: int) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
+class StepCounter:
+    """Counts the steps of an optimizer, from when torch's are imported.
+
+    It stands in front of the finders of modules until then. path: where the number goes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._steps, self._at = path, 0, 0.0
+        self._counted: int | None = None
+        """The optimizer; one that averages weights, or that of a second model, is not counted."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's own spec, with what is to be done once it has run; None for all others."""
+        if name != OPTIMIZERS:
+            return None
+        sys.meta_path.remove(self)
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_count(module: ModuleType) -> None:
+                run(module)
+                # torch 2.0 and later; without it nothing is counted
+                register = getattr(module, "register_optimizer_step_post_hook", None)
+
+                def hook(optimizer: object, *_: object) -> None:
+                    compiler: Any = getattr(module.torch, "compiler", None)
+                    if not (hasattr(compiler, "is_compiling") and compiler.is_compiling()):
+                        self.count(optimizer)
+
+                if register is not None:
+                    register(hook)
+
+            setattr(spec.loader, "exec_module", run_and_count)  # noqa: B010 - it is declared as a method
+        return spec
+
+    def count(self, optimizer: object) -> None:
+        """One step is done. Of a compiled optimizer none is counted: that would cut its graph."""
+        if self._counted is None:
+            self._counted = id(optimizer)
+        if id(optimizer) != self._counted:
+            return
+        self._steps += 1
+        now = time.monotonic()
+        if now - self._at >= COUNT_S:
+            self._at = now
+            try:
+                with open(self._path, "w") as stream:  # noqa: PTH123 - as above
+                    stream.write(str(self._steps))
+            except OSError:  # a full disk does not end the training
+                pass
+
+
 def leave() -> None:
     """Take this folder out of Python's path, of this process and of those that it starts."""
     sys.path[:] = [folder for folder in sys.path if folder != HERE]
@@ -93,7 +163,10 @@ def run_next() -> None:
 
 
 if __name__ == MODULE:
-    listen(os.environ.pop("GANGLINE_STACKS", os.devnull))
+    stacks = os.environ.pop("GANGLINE_STACKS", os.devnull)
+    listen(stacks)
+    if stacks != os.devnull:
+        sys.meta_path.insert(0, StepCounter(stacks.replace(".stacks", ".count")))
     leave()
     sys.path.append(HERE.rpartition("/")[0] + "/hooks")
     run_next()

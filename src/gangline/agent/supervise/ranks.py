@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -447,7 +448,7 @@ class _Log:
         self._since = self._changed_at = now
         self._size = 0
         self._stepped = 0
-        """When the rank reported its last step (script_hooks.py), in nanoseconds; 0: never."""
+        """When the rank reported its last step, or its optimizer did one, in nanoseconds; 0: never."""
         self._line: Optional[str] = ""
         """The last line; None: not read since it changed."""
 
@@ -476,10 +477,10 @@ class _Log:
             return self._size
 
     def _stepped_now(self) -> int:
-        try:
-            return self._path.with_suffix(".step").stat().st_mtime_ns
-        except OSError:
-            return self._stepped
+        for suffix in (".step", ".count"):  # of script_hooks.py, of rank_stacks.py
+            with contextlib.suppress(OSError):
+                return self._path.with_suffix(suffix).stat().st_mtime_ns
+        return self._stepped
 
     def _last_line(self) -> str:
         lines = tail(self._path, num_bytes=LINE_BYTES)

@@ -164,7 +164,9 @@ def take_off(words: Sequence[str], *, folder: Path, variables: Mapping[str, str]
         wishes.place(ranks_per_host=None)  # what stands in front of it starts launchers, not ranks
         left = _program(launcher.options, read_options(launcher.options, left[start:], wishes), wishes)
     if not names:
-        return TakenOff(words=left, env={}, placement=None, restarts=0, notes=())
+        begin = next((position for position, word in enumerate(left) if not ASSIGNMENT.fullmatch(word)), 0)
+        _read_prefixes(left[:begin], wishes)
+        return TakenOff(words=left[begin:], env=wishes.env, placement=None, restarts=0, notes=tuple(wishes.notes))
     begin = _begin(left)
     _read_prefixes(left[:begin], wishes)
     left = left[begin:]
