@@ -18,6 +18,12 @@ def test_all_ranks_stop_as_soon_as_one_was_asked(zygote, asked, found):
     assert gang.results() == [[False, found]] * 3
 
 
+@pytest.mark.parametrize("asked", [[1], [0, 2]])
+def test_all_ranks_save_once_when_one_is_asked_and_once_before_they_stop(zygote, asked):
+    gang = zygote.gang(3, cases_hooks.saved, {"saves": asked, "stops": asked})
+    assert gang.results() == [[[False, False], [True, False], [False, False], [True, True]]] * 3
+
+
 TRAINS = """
 import torch
 layer = torch.nn.Linear(2, 2)

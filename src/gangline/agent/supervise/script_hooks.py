@@ -5,11 +5,12 @@
     for step in range(1, steps + 1):
         loss = train(...)
         hooks.step(step, steps=steps, loss=loss, tokens=tokens)
-        if hooks.should_stop():
+        if hooks.save_now():
             save(...)
+        if hooks.should_stop():
             break
 
-Elsewhere, as under plain torchrun, `step` does nothing, and `should_stop` knows of SIGTERM to its own ranks. It needs
+Elsewhere, as under plain torchrun, `step` does nothing, and the others know of signals to its own ranks. It needs
 nothing but Python; gangline brings this file to hosts whose environment has no gangline.
 """
 
@@ -36,7 +37,11 @@ class _Script:
     """What is known of this rank."""
 
     stop_asked = False
+    save_asked = False
     listens = False
+    saves = False
+    """It asks `save_now`, which then is where ranks agree on a stop, too."""
+    stop_agreed = False
     last_at: Optional[float] = None
     """When the last step was reported, in seconds."""
     first: Optional[int] = None
@@ -94,21 +99,48 @@ def should_stop() -> bool:
     True once any rank has had SIGTERM, as from `gangline stop`: save and leave. Costs an exchange of one number where
     torch.distributed is in use. Call it on the main thread.
     """
+    _listen()
+    if _Script.saves:
+        return _Script.stop_agreed
+    return _largest(int(_Script.stop_asked)) > 0
+
+
+def save_now() -> bool:
+    """Whether to save now, the same on every rank; to be called by all of them after each step, before `should_stop`.
+
+    True once after SIGUSR1 to any rank, and once before `should_stop` is true. Costs an exchange of one number where
+    torch.distributed is in use; that of `should_stop` is none then. Call it on the main thread.
+    """
+    _listen()
+    if not _Script.saves:
+        _Script.saves = True
+        signal.signal(signal.SIGUSR1, _note)
+    asked, _Script.save_asked = _Script.save_asked, False
+    wanted = _largest(2 if _Script.stop_asked else int(asked))
+    is_new = wanted > 0 and not _Script.stop_agreed
+    _Script.stop_agreed = _Script.stop_agreed or wanted > 1
+    return is_new
+
+
+def _listen() -> None:
     if not _Script.listens:
         _Script.listens = True
         signal.signal(signal.SIGTERM, _note)
-    return _anywhere(asked=_Script.stop_asked)
 
 
-def _note(_number: int, _frame: Any) -> None:
-    _Script.stop_asked = True
+def _note(number: int, _frame: Any) -> None:
+    if number == signal.SIGTERM:
+        _Script.stop_asked = True
+    else:
+        _Script.save_asked = True
 
 
-def _anywhere(*, asked: bool) -> bool:
+def _largest(number: int) -> int:
+    """The largest that any rank has."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return asked
+        return number
     on_gpu = torch.distributed.get_backend() == "nccl"
-    flag = torch.tensor(int(asked), device="cuda" if on_gpu else "cpu")
-    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-    return bool(flag.item())
+    shared = torch.tensor(number, device="cuda" if on_gpu else "cpu")
+    torch.distributed.all_reduce(shared, op=torch.distributed.ReduceOp.MAX)
+    return int(shared.item())
