@@ -83,6 +83,21 @@ _NO_TROUBLE = re.compile(
 )
 """Words of a program that goes on."""
 _PROGRESS = re.compile(r"(?i)\b(?:step|epoch|iter(?:ation)?s?|loss|saved|it/s)\b")
+_LOSS = re.compile(
+    r"(?i)(?<![a-z_])(?:train(?:ing)?[_ /])?loss['\"]?[:= ]{1,4}['\"]?(\d{1,9}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?)\b"
+)
+_GRADIENT = re.compile(
+    r"(?i)\bgrad(?:ient)?[_ ]?norm['\"]?[:= ]{1,6}['\"]?(\d{1,12}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?)\b"
+)
+_LEAST_VALUES, _LOSS_FACTOR, _LOSS_STEP, _GRADIENT_FACTOR = 3, 3.0, 2.0, 100.0
+"""A loss has left its course where, after so many values or more, its last value is so many times the median of those
+before and so much above it; a gradient norm, where one is so many times the median of all."""
+_WAITS = re.compile(
+    r"as PyTorch extensions root|Loading extension module|Building extension module|Detected CUDA files, patching"
+    r"|Reducer buckets have been rebuilt|store_based_barrier_key|distributed processes registered|MEMBER: \d{1,6}/\d"
+    r"|NCCL INFO [^\n]{0,200}(?:Init COMPLETE|Init START|Connected all|Channel \d|Trees|threadThresholds|Launch mode)"
+)
+"""After such a line ranks meet for the first time, or a compile is waited for: there programs hang."""
 _TROUBLE_LINES, _HARMLESS_LINES = 60, 4
 """At the end of a log in which nothing else is found: so many lines are looked through for it; so many lines is a
 harmless message long."""
@@ -311,6 +326,12 @@ class LogSearch:
         if told is not None:
             text, number = told
             self._class_of(text if ":" in text[:120] else f"the program says: {text}", number, is_said=True)
+            return
+        texts = [line[:_WINDOW].decode("utf-8", "replace") for line in lines]
+        last = next((text.strip() for text in reversed(texts) if text.strip()), "")
+        said = _rise(texts) or (f"the log ends with: {last[: LINE_CHARS // 2]}" if _WAITS.search(last) else "")
+        if said:
+            self._class_of(said, self.lines, is_said=True)
 
     def _raised_in(self, line: bytes, number: int, tells: int) -> re.Match[bytes] | None:
         """The exception in a line."""
@@ -408,6 +429,21 @@ class LogSearch:
             times=1,
             is_warned=is_warned,
         )
+
+
+def _rise(lines: Sequence[str]) -> str:
+    """How the loss or the gradient norm rose in these lines; empty where they did not."""
+    losses = [float(found[1]) for line in lines if (found := _LOSS.search(line))]
+    norms = [float(found[1]) for line in lines if (found := _GRADIENT.search(line))]
+    if len(losses) > _LEAST_VALUES:
+        before, after = sorted(losses[: len(losses) // 2])[len(losses) // 4], min(losses[-2:])
+        if after > _LOSS_FACTOR * before and after > before + _LOSS_STEP:
+            return f"the loss rose from {before:g} to {after:g}"
+    if len(norms) > _LEAST_VALUES:
+        usual, most = sorted(norms)[len(norms) // 2], max(norms)
+        if most > _GRADIENT_FACTOR * max(usual, 1.0):
+            return f"the gradient norm rose from {usual:g} to {most:g}"
+    return ""
 
 
 def _place(lines: Sequence[bytes]) -> str:
