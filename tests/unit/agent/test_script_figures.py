@@ -89,12 +89,15 @@ class Log:
     def __init__(self, folder):
         self.now = 100.0
         self.path, self._metrics = folder / "rank-0.log", folder / "metrics.jsonl"
-        self._figures = ScriptFigures(self.path, self._metrics, clock=lambda: self.now)
+        self.figures = ScriptFigures(self.path, self._metrics, clock=lambda: self.now)
 
     def prints(self, text):
         with self.path.open("a") as log:
             log.write(text)
-        self._figures.look()
+        self.figures.look()
+        return self.lines()
+
+    def lines(self):
         return [json.loads(line) for line in self._metrics.read_text().splitlines()] if self._metrics.exists() else []
 
 
@@ -108,6 +111,15 @@ def test_lines_are_noted_once_and_also_where_they_come_in_pieces(tmp_path):
     assert [each["step"] for each in lines] == [1, 2, 3]
     assert [each["step_s"] for each in lines] == [None, None, 2.0]
     assert len(log.prints("done\n")) == 3
+
+
+def test_what_came_just_before_the_end_is_read_too(tmp_path):
+    log = Log(tmp_path)
+    log.prints("step 1 loss 2.5\n")
+    with log.path.open("a") as stream:
+        stream.write("." * (1 << 19) + "\nstep 2 loss 2.4\nstep 3 loss 2.3")
+    log.figures.look_last()
+    assert [each["step"] for each in log.lines()] == [1, 2, 3]
 
 
 def test_many_states_of_a_bar_are_one_line(tmp_path):

@@ -293,6 +293,8 @@ class HostPart:
 
     def look_last(self) -> None:
         """See how its ranks have ended, before whatever is left of them is ended."""
+        if self._figures is not None:
+            self._figures.look_last()
         self.ranks.scan(ordered=self.leaving.order is not None, last=True)
 
     def is_spent(self, launcher: processes.Process) -> bool:

@@ -53,7 +53,9 @@ ROWS_READ = "examples/s"
 RATE_S = 1.0
 """The shortest time from which a rate is made."""
 PIECE_BYTES = 1 << 18
-LINE_BYTES = 1 << 14
+LAST_PIECES = 64
+LINE_BYTES = 1 << 11
+"""Of a longer line, its end."""
 FIGURES = ("step", "steps", "loss", "learning_rate", "tokens_per_s")
 
 
@@ -83,11 +85,23 @@ class ScriptFigures:
         if not piece and self._rest.endswith(b"]"):  # a bar has no end of line until its next state
             lines, self._rest = [self._rest], b""
         self._rest = self._rest[-LINE_BYTES:]
-        texts = (line[-LINE_BYTES:].decode("utf-8", "replace") for line in lines if line)
+        texts = (
+            line[-LINE_BYTES:].decode("utf-8", "replace") for line in lines if b"oss" in line.lower() or b"%|" in line
+        )
         found = [dict(self._reader.figures) for text in texts if self._reader.read(text)]
         # Many states of a bar may come in a second; one is enough.
         kept = [each for each, after in zip(found, [*found[1:], None]) if after is None or _differs(each, after)]
         self._note(kept or self._counted())
+
+    def look_last(self) -> None:
+        """The script has ended: read to the end, a last line without an end, too."""
+        for _ in range(LAST_PIECES):
+            before = self._offset
+            self.look()
+            if self._offset == before:
+                break
+        text, self._rest = self._rest.decode("utf-8", "replace"), b""
+        self._note([dict(self._reader.figures)] if text and self._reader.read(text) else [])
 
     def _counted(self) -> List[Dict[str, Any]]:
         """The steps that the optimizer has done, where the script prints none."""
