@@ -22,7 +22,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from gangline.agent.supervise.script_hooks import METRICS
 
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
+SPACES = re.compile(r"\s+")
+NUMBER = r"[-+]?(?:\d[\d,]{0,14}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?|\.\d{1,20}|nan|inf)"
+"""Lengths are bounded here and below, so that no line takes long."""
 BETWEEN = r"[\"']?\s*[:=]?\s*[\"']?"
 BAR = re.compile(
     r"(?:(?P<words>[^|\r\n]{0,80}?)[:\s]\s*)?(?:\d{1,3}%)\s?\|[^|]*\|\s*(?P<step>\d+)/(?P<steps>\d+)\s\[(?P<rest>.*)"
@@ -33,14 +35,15 @@ STEP = re.compile(
     re.IGNORECASE,
 )
 LOSS = re.compile(
-    rf"(?P<of>[A-Za-z]+)?[ _/]?(?<![A-Za-z])loss(?:[/ ]train)?{BETWEEN}(?P<loss>{NUMBER})(?![\w.])", re.IGNORECASE
+    rf"(?P<of>[A-Za-z]{{1,12}})?[ _/]?(?<![A-Za-z])loss(?:[/ ]train)?{BETWEEN}(?P<loss>{NUMBER})(?![\w.])",
+    re.IGNORECASE,
 )
 TRAINING = {"train", "training", "lm", "batch", "step", "avg", "mean", "running", "current", "the", "total"}
 """Words before `loss` that leave it the loss of a step of training."""
 RATE = re.compile(rf"(?<![\w])(?:lr|learning[_ ]rate){BETWEEN}(?P<rate>{NUMBER})", re.IGNORECASE)
 SPEED = re.compile(
     rf"(?:\b(?:tps|throughput|(?:train_)?tok(?:en)?s?(?:/s(?:ec)?|_per_sec(?:ond)?)){BETWEEN}(?P<after>{NUMBER}))"
-    rf"|(?:(?P<before>{NUMBER})\s?(?:tok(?:en)?s?/s|tps\b))",
+    rf"|(?<![\d,.])(?:(?P<before>{NUMBER})\s?(?:tok(?:en)?s?/s|tps\b)(?!\s?[:=]))",
     re.IGNORECASE,
 )
 TOKENS = re.compile(rf"\bnum(?:_input)?_tokens(?:_seen)?{BETWEEN}({NUMBER})")
@@ -154,7 +157,7 @@ class LineReader:
 
     def read(self, line: str) -> bool:
         """Take one line; whether there is something new and a step is known."""
-        line = ESCAPES.sub("", line)
+        line = SPACES.sub(" ", ESCAPES.sub("", line))
         bar = BAR.search(line)
         if bar is not None:
             return self._bar(bar)
