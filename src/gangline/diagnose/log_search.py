@@ -98,6 +98,8 @@ _WAITS = re.compile(
     r"|NCCL INFO [^\n]{0,200}(?:Init COMPLETE|Init START|Connected all|Channel \d|Trees|threadThresholds|Launch mode)"
 )
 """After such a line ranks meet for the first time, or a compile is waited for: there programs hang."""
+_STANDING_LOSSES = 6
+"""So many losses, one after the other and alike to the last digit, stand still."""
 _TROUBLE_LINES, _HARMLESS_LINES = 60, 4
 """At the end of a log in which nothing else is found: so many lines are looked through for it; so many lines is a
 harmless message long."""
@@ -329,7 +331,7 @@ class LogSearch:
             return
         texts = [line[:_WINDOW].decode("utf-8", "replace") for line in lines]
         last = next((text.strip() for text in reversed(texts) if text.strip()), "")
-        said = _rise(texts) or (f"the log ends with: {last[: LINE_CHARS // 2]}" if _WAITS.search(last) else "")
+        said = _rise(texts) or _standing_loss(texts) or (f"the log ends with: {last[: LINE_CHARS // 2]}" if _WAITS.search(last) else "")
         if said:
             self._class_of(said, self.lines, is_said=True)
 
@@ -429,6 +431,13 @@ class LogSearch:
             times=1,
             is_warned=is_warned,
         )
+
+
+def _standing_loss(texts: Sequence[str]) -> str:
+    """What the last losses say, where they are all alike to the last digit, and not zero."""
+    losses = [found[1] for text in texts for found in _LOSS.finditer(text)][-_STANDING_LOSSES:]
+    stands = len(losses) == _STANDING_LOSSES and len(set(losses)) == 1 and "." in losses[0] and float(losses[0]) > 0
+    return f"the loss stands at {losses[0]}" if stands else ""
 
 
 def _rise(lines: Sequence[str]) -> str:
