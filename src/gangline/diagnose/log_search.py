@@ -331,7 +331,11 @@ class LogSearch:
             return
         texts = [line[:_WINDOW].decode("utf-8", "replace") for line in lines]
         last = next((text.strip() for text in reversed(texts) if text.strip()), "")
-        said = _rise(texts) or _standing_loss(texts) or (f"the log ends with: {last[: LINE_CHARS // 2]}" if _WAITS.search(last) else "")
+        said = (
+            _rise(texts)
+            or _standing_loss(texts)
+            or (f"the log ends with: {last[: LINE_CHARS // 2]}" if _WAITS.search(last) else "")
+        )
         if said:
             self._class_of(said, self.lines, is_said=True)
 
