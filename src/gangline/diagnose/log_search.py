@@ -183,6 +183,14 @@ class _Pattern:
     """A match may go over several lines."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """Patterns in the order in which they are tried, and the places of those that are looked up by a word."""
+
+    patterns: tuple[_Pattern, ...]
+    ranks: Mapping[bytes, tuple[int, ...]]
+
+
 class LogSearch:
     """Searches one log, piece by piece: `feed` it, then `finish`; what it found is there from then on."""
 
@@ -248,9 +256,9 @@ class LogSearch:
 
     def _learn(self, shape: bytes) -> tuple[tuple[_Pattern, ...], int]:
         """The patterns that may match lines of this kind, and how they may tell of an exception."""
-        hits = self._index.keys() & set(_WORD.findall(shape))
-        known = [pattern for word in sorted(hits) for pattern in self._index[word]]
-        patterns = tuple(sorted(known, key=lambda each: (each.is_vague, -len(each.head))))
+        hits = self._index.ranks.keys() & set(_WORD.findall(shape))
+        ranks = {rank for word in hits for rank in self._index.ranks[word]}
+        patterns = tuple(self._index.patterns[rank] for rank in sorted(ranks))
         learned = (patterns, _tells(shape))
         if len(shape) <= _MOST_SHAPE_BYTES:
             if len(self._shapes) >= _MOST_SHAPES:
@@ -537,22 +545,24 @@ def _error_classes() -> tuple[_Pattern, ...]:
 
 
 @functools.cache
-def _whole_index() -> Mapping[bytes, tuple[_Pattern, ...]]:
+def _whole_index() -> _Index:
     return _index({name: row for name, row in known_failures().items() if name not in families()[ERRORS]})
 
 
-def _index(known: Mapping[str, Signature]) -> Mapping[bytes, tuple[_Pattern, ...]]:
-    """All patterns by the word under which they are looked up: of a pattern's words the one that fewest others have."""
-    index: dict[bytes, tuple[_Pattern, ...]] = {}
+def _index(known: Mapping[str, Signature]) -> _Index:
+    """All patterns, each under the word of its own that fewest others have; causes first, and longer heads first."""
     uses = Counter(word for each in known.values() for words in each.patterns for word in set(whole_words(words)))
+    found: list[tuple[str, _Pattern]] = []
     for name, signature in known.items():
-        is_vague = signature.level != "cause"
         for words in signature.patterns:
             rarest = min(whole_words(words), key=lambda word: (uses[word], -len(word)), default="")
-            expression = re.compile(words, re.DOTALL)
-            pattern = _Pattern(name, signature, expression, head_of(words), is_vague, _may_span(words))
-            index[rarest.encode()] = (*index.get(rarest.encode(), ()), pattern)
-    return index
+            is_vague, expression = signature.level != "cause", re.compile(words, re.DOTALL)
+            found.append((rarest, _Pattern(name, signature, expression, head_of(words), is_vague, _may_span(words))))
+    found.sort(key=lambda each: (each[1].is_vague, -len(each[1].head), each[0]))
+    ranks: dict[bytes, tuple[int, ...]] = {}
+    for rank, (word, _) in enumerate(found):
+        ranks[word.encode()] = (*ranks.get(word.encode(), ()), rank)
+    return _Index(tuple(pattern for _, pattern in found), ranks)
 
 
 def _may_span(words: str) -> bool:
