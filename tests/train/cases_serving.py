@@ -2,12 +2,31 @@
 
 import threading
 from pathlib import Path
+from random import Random
 
 import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from gangline.errors import GanglineError
 from gangline.worker.generate import open_folder
+from gangline.worker.serving.cache_plan import free_bytes, plan_cache
 from gangline.worker.serving.engine import Question, QueueFull, Served, open_engine
+from gangline.worker.serving.passes import layer_shapes, open_passes
 from gangline.worker.talk import Sampling
 from tests.train.cases_generate import TEMPLATE, exported, model_folder
 
@@ -86,6 +105,134 @@ def contract(folder, *, engine):
     closing.join(60)
     kept["closing ends answers"] = [type(each.wait().error).__name__ for each in (going, waiting)]
     return kept
+
+
+def _tiny(kind):
+    """A tiny model of a kind, with random weights."""
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 300, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.2}
+    shape = {"intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {**sizes, **shape, "head_dim": 8, "max_position_embeddings": 128}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+    experts = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0}
+    old = {"vocab_size": 300, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+    states = {"vocab_size": 300, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "initializer_range": 0.2}
+    classes, config = {
+        "window": (MistralForCausalLM, lambda: MistralConfig(**more, sliding_window=8)),
+        "some windows": (Gemma3ForCausalLM, lambda: Gemma3TextConfig(**more, sliding_window=8, **kinds)),
+        "mixture": (Qwen3MoeForCausalLM, lambda: Qwen3MoeConfig(**more, **experts)),
+        "learned positions": (GPT2LMHeadModel, lambda: GPT2Config(**old, n_embd=32, n_positions=128)),
+        "positions in the scores": (BloomForCausalLM, lambda: BloomConfig(**old, hidden_size=32)),
+        "long rope": (LlamaForCausalLM, lambda: LlamaConfig(**more, rope_parameters={**rope, "rope_theta": 1e4})),
+        "states": (MambaForCausalLM, lambda: MambaConfig(**states)),
+    }[kind]
+    return classes(config())
+
+
+def passes_of(kind):
+    """Rows that join and leave at random moments: whether they share passes, why not, greedy tokens, tokens passed."""
+    model = _tiny(kind).eval()
+    shapes = layer_shapes(model)
+    passes, alone_for = open_passes(model, num_rows=3, context=100, shapes=shapes)
+    random, prompts = Random(5), {}
+    for number in range(7):
+        prompts[number] = [random.randrange(2, 300) for _ in range(random.choice([1, 3, 20, 41]))]
+    waiting, rows, tokens, counted = list(prompts), {}, {each: list(prompts[each]) for each in prompts}, 0
+    left = {}
+    with torch.inference_mode():
+        while waiting or rows:
+            if waiting and len(rows) < 3 and random.random() < 0.4:
+                name = waiting.pop(0)
+                rows[name] = passes.open()
+                left[name] = list(tokens[name])
+            taking = [each for each in rows if random.random() < 0.8]
+            if not taking:
+                continue
+            whole = passes.chunk_tokens is None
+            fresh = [left[each][: None if whole else random.choice([1, 7])] for each in taking]
+            counted += sum(map(len, fresh))
+            logits = passes.step(model, [rows[each] for each in taking], fresh)
+            for each, part, row in zip(taking, fresh, logits, strict=True):
+                left[each] = left[each][len(part) :]
+                if not left[each]:
+                    tokens[each].append(int(row.argmax()))
+                    left[each] = tokens[each][-1:]
+                if len(tokens[each]) == len(prompts[each]) + 24:
+                    passes.close(rows.pop(each))
+    return {
+        "together": passes.together,
+        "alone for": alone_for,
+        "same": all(tokens[each] == _greedy(model, prompts[each], 24) for each in prompts),
+        "each token once": counted == sum(len(each) + 23 for each in prompts.values()),
+    }
+
+
+def _greedy(model, prompt, num_tokens):
+    """By passes over everything, without a cache."""
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            tokens.append(int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens
+
+
+def beside_a_long_prompt(folder):
+    """Tokens that another answer gets while a prompt of 100 tokens is taken in, 8 at a time; and both texts alone."""
+    opened = open_engine("transformers", Served(name="m", folder=model_folder(folder), num_parallel=2))
+    opened._passes.chunk_tokens = 8
+    order = []
+
+    def ask(name, text, number, then=None):
+        heard = Heard()
+
+        def give(piece):
+            order.append(name)
+            if then is not None and len(order) == 3:
+                then()
+            heard(piece)
+
+        opened.ask(Question(model="m", text=text, max_tokens=number, temperature=0), give)
+        return heard
+
+    others = []
+    first = ask("short", "tea", 60, then=lambda: others.append(ask("long", "x" * 100, 2)))
+    first.wait()
+    others[0].wait()
+    begun = order.index("long")
+    between = order[begun : order.index("long", begun + 1)].count("short")
+    alone = []
+    for text, number in (("tea", 60), ("x" * 100, 2)):
+        alone.append(ask("alone", text, number))
+        alone[-1].wait()
+    opened.close()
+    return {"between": between, "same": [first.text, others[0].text] == [each.text for each in alone]}
+
+
+def cache_plans(folder):
+    """What is planned, and refused, for a cache beside the free memory of this computer."""
+    speaker = open_folder(model_folder(folder))
+    free = free_bytes(speaker.model.device)
+
+    def plan(token_bytes, **changes):
+        asked = {"limit": 4000, "context": None, "num_parallel": 2, **changes}
+        try:
+            return plan_cache(speaker.model, token_bytes=int(token_bytes), **asked).context
+        except GanglineError as error:
+            return f"{error.what}; {error.fix}"
+
+    return {
+        "fits": plan(100),
+        "shortened": plan(free / 5000),
+        "asked": plan(100, context=500),
+        "too long": plan(100, context=5000),
+        "asked and too large": plan(free / 5000, context=4000),
+        "no room": plan(free),
+        "unknown size": plan_cache(
+            speaker.model, token_bytes=None, limit=None, context=None, num_parallel=2
+        ).cache_bytes,
+        "of the model": layer_shapes(speaker.model)[0].token_bytes,
+    }
 
 
 def make(folder, *, template=False):

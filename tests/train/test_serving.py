@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -32,6 +33,7 @@ def models(_session_zygote, tmp_path_factory):
 def worker(models):
     base, adapter = models
     argv = [sys.executable, "-m", "gangline.worker", "serve", base, "--name", "tiny", "--adapter", f"tuned={adapter}"]
+    argv += ["--parallel", "8", "--context", "120"]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     process.stdin.write(json.dumps({"token": TOKEN}) + "\n")
     process.stdin.flush()
@@ -67,6 +69,62 @@ def test_an_engine_keeps_the_contract(engine, pool, tmp_path):
         "closing ends answers": ["RunFailed", "RunFailed"],
         "closed": "RunFailed",
     }
+
+
+@pytest.mark.parametrize("kind", ["window", "some windows", "mixture", "learned positions"])
+def test_rows_that_join_and_leave_have_the_tokens_of_plain_passes_and_each_token_passes_once(kind, pool):
+    seen = pool(1).run(cases_serving.passes_of, kind=kind)[0]
+    assert seen == {"together": True, "alone for": "", "same": True, "each token once": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("positions in the scores", "a batch was tried"),
+        ("long rope", "longrope"),
+        ("states", "keep more than keys and values"),
+    ],
+)
+def test_a_model_whose_batches_differ_answers_one_at_a_time_with_the_reason(kind, reason, pool):
+    seen = pool(1).run(cases_serving.passes_of, kind=kind)[0]
+    assert reason in seen.pop("alone for")
+    assert seen == {"together": False, "same": True, "each token once": True}
+
+
+def test_a_long_prompt_is_taken_in_parts_between_which_others_get_tokens(pool, tmp_path):
+    seen = pool(1).run(cases_serving.beside_a_long_prompt, folder=str(tmp_path))[0]
+    assert seen["between"] >= 12  # parts of 8 of 100 tokens
+    assert seen["same"]
+
+
+def test_the_cache_is_planned_within_the_free_memory_and_refused_beyond(pool, tmp_path):
+    seen = pool(1).run(cases_serving.cache_plans, folder=str(tmp_path))[0]
+    assert (seen["fits"], seen["asked"]) == (4000, 500)
+    assert 1000 < seen["shortened"] < 1300  # half of what is free, for two answers
+    assert "--context 5000 is longer than this model takes" in seen["too long"]
+    assert "the cache of 2 answers of 4000 tokens does not fit; --context 2" in seen["asked and too large"]
+    assert "fewer answers at a time" in seen["no room"]
+    assert seen["unknown size"] is None
+    assert seen["of the model"] == 2 * 2 * 8 * 4  # keys and values, 2 heads of 8 numbers of 4 bytes
+
+
+def test_the_endpoint_says_what_it_planned(worker):
+    plan = worker[1]["plan"]
+    assert (plan["context"], plan["num_parallel"], plan["alone_for"]) == (120, 8, "")
+    assert plan["cache_bytes"] == 2 * (2 * 2 * 8 * 4) * 121 * 8  # of two layers
+    assert plan["weight_bytes"] > 0
+
+
+def test_answers_that_join_at_random_moments_have_the_tokens_of_plain_transformers(client, models, pool):
+    random = Random(11)
+    prompts = [f"{number} " + "tea " * random.randrange(12) for number in range(20)]
+    expected = pool(1).run(cases_serving.plain_answers, folder=models[0], prompts=prompts, num_tokens=64)[0]
+
+    def ask(index):
+        threading.Event().wait(random.random())
+        return complete(client, prompts[index], max_tokens=64).choices[0].text
+
+    assert at_once(20, ask) == expected
 
 
 def test_the_tokens_are_those_of_plain_transformers(client, models, pool):

@@ -17,7 +17,7 @@ from gangline.serve.run_model import complete, find_saved, is_model_folder
 from gangline.serve.served_model import Endpoint, serve_folder, serve_saved
 
 
-def command(
+def command(  # noqa: PLR0913  (options of a command line)
     target: Annotated[str, argument("RUN|FOLDER", "a run, or a folder with a model or adapter")],
     name: Annotated[str | None, option("name of the model; by default that of the run or folder")] = None,
     adapter: Annotated[
@@ -25,6 +25,10 @@ def command(
     ] = None,
     port: Annotated[int, option("port on 127.0.0.1; by default one that is free")] = 0,
     parallel: Annotated[int, typer.Option(min=1, help="answers that are made at the same time")] = 4,
+    context: Annotated[
+        int | None,
+        option("tokens of prompt and answer for each; by default as many as model and memory have", "TOKENS"),
+    ] = None,
     waiting: Annotated[int, typer.Option(min=0, help="requests that may wait beyond those")] = 256,
 ) -> None:
     """Serve the newest checkpoint of a run, or a model folder, in OpenAI's form, until Ctrl-C.
@@ -33,10 +37,12 @@ def command(
     served there, and ssh brings the port here.
     """
     console = Terminal()
-    options = [*_limits(port, parallel, waiting), *_adapters(adapter or [])]
+    options = [*_limits(port, parallel, context, waiting), *_adapters(adapter or [])]
 
     def ready(endpoint: Endpoint) -> None:
         console.clear()
+        for line in endpoint.told():
+            console.report(line)
         print_data([f"OPENAI_BASE_URL={endpoint.url}", f"OPENAI_API_KEY={endpoint.token}"])
         console.report(f"serving {', '.join(endpoint.models)} for programs with this key; Ctrl-C ends it")
 
@@ -60,10 +66,15 @@ def command(
         serve_saved(saved, [*options, f"--name={name or opened.layout.run_id}"], on_ready=ready)
 
 
-def _limits(port: int, parallel: int, waiting: int) -> list[str]:
+def _limits(port: int, parallel: int, context: int | None, waiting: int) -> list[str]:
     if not 0 <= port <= 65535:
         raise UsageError(f"--port {port}", seen="expected 0 to 65535", fix="leave it out for a port that is free")
-    return [f"--port={port}", f"--parallel={parallel}", f"--waiting={waiting}"]
+    if context is not None and context < 2:
+        raise UsageError(
+            f"--context {context}", seen="expected 2 or more tokens", fix="leave it out for the model's own"
+        )
+    limits = [f"--port={port}", f"--parallel={parallel}", f"--waiting={waiting}"]
+    return limits if context is None else [*limits, f"--context={context}"]
 
 
 def _adapters(given: list[str]) -> list[str]:

@@ -13,10 +13,11 @@ import secrets
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.provision.code import trainer_here
@@ -25,6 +26,7 @@ from gangline.runs.files import json_object
 from gangline.serve.run_model import SavedPart
 from gangline.transport.terminal import LOOPBACK, forward
 from gangline.transport.transport import CommandResult, Transport
+from gangline.units import format_bytes
 
 SERVED_S = 30 * 86400.0
 END_S = 90.0
@@ -32,7 +34,7 @@ END_S = 90.0
 
 
 _Said = queue.Queue[str | CommandResult | GanglineError]
-_Ready = tuple[int, tuple[str, ...]]
+_Ready = tuple[int, tuple[str, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,22 @@ class Endpoint:
     url: str
     token: str
     models: tuple[str, ...]
+    plan: Mapping[str, Any]
+    """Its memory as the worker has planned it: `worker/serving/cache_plan.py`, and `alone_for`."""
+
+    def told(self) -> list[str]:
+        """The plan as lines."""
+        device, context, num = self.plan["device"], self.plan["context"], self.plan["num_parallel"]
+        free, cache = self.plan["free_bytes"], self.plan["cache_bytes"]
+        room = "" if free is None else f", {format_bytes(free)} free beside them"
+        size = "not planned: its layers keep states of their own" if cache is None else format_bytes(cache)
+        lines = [
+            f"weights  {format_bytes(self.plan['weight_bytes'])} on {device}{room}",
+            f"cache    {size} for {num} answers at a time of {context} tokens (prompt and answer)",
+        ]
+        if num > 1 and (reason := self.plan["alone_for"]):
+            lines.append(f"no batches, so {num} answers take {num} times one answer's passes: {reason}")
+        return lines
 
 
 def serve_folder(folder: Path, options: Sequence[str], *, home: Path, on_ready: Callable[[Endpoint], None]) -> None:
@@ -81,7 +99,7 @@ def _serve_here(host: Host, words: Sequence[str], on_ready: Callable[[Endpoint],
             process.stdin.flush()
         for line in process.stdout:
             if (ready := _read(line.decode("utf-8", "replace"))) is not None:
-                on_ready(_endpoint(ready[0], token, ready[1]))
+                on_ready(_endpoint(ready, token))
         raise _ended(host, f"exit code {process.wait()}")
     finally:
         _end(process)
@@ -114,9 +132,9 @@ def _serve_there(host: Host, transport: Transport, words: Sequence[str], on_read
             said.put(error)
 
     threading.Thread(target=work, daemon=True).start()
-    port, models = _await_ready(host, said)
+    port, models, plan = _await_ready(host, said)
     with forward(host, port) as near:
-        on_ready(_endpoint(near, token, models))
+        on_ready(_endpoint((near, models, plan), token))
         _await_end(host, said)
 
 
@@ -152,14 +170,15 @@ def _first_line(token: str) -> bytes:
 
 
 def _read(line: str) -> _Ready | None:
-    """The port and the models that a line of the worker announces. Raises the error that it tells instead."""
+    """The port, the models and the plan that a line of the worker announces. Raises the error that it tells instead."""
     record = json_object(line) or {}
     if record.get("kind") == "error":
         raise GanglineError.from_json({**record, "kind": record.get("error_kind")})
     if record.get("kind") != "serving":
         return None
-    return int(record["port"]), tuple(map(str, record["models"]))
+    return int(record["port"]), tuple(map(str, record["models"])), record["plan"]
 
 
-def _endpoint(port: int, token: str, models: tuple[str, ...]) -> Endpoint:
-    return Endpoint(url=f"http://{LOOPBACK}:{port}/v1", token=token, models=models)
+def _endpoint(ready: _Ready, token: str) -> Endpoint:
+    port, models, plan = ready
+    return Endpoint(url=f"http://{LOOPBACK}:{port}/v1", token=token, models=models, plan=plan)

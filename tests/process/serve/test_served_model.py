@@ -29,7 +29,9 @@ print(json.dumps(%s), flush=True)
 sys.stderr.write("Killed\\n")
 sys.exit(9)
 """
-SERVING = {"kind": "serving", "port": 4711, "models": ["run", "base"]}
+PLAN = {"device": "cpu", "weight_bytes": 1 << 20, "cache_bytes": 1 << 21, "free_bytes": 1 << 30, "alone_for": "odd"}
+PLAN |= {"context": 512, "num_parallel": 4}
+SERVING = {"kind": "serving", "port": 4711, "models": ["run", "base"], "plan": PLAN}
 REFUSED = {"kind": "error", "error_kind": "UsageError", "what": "no starlette", "seen": "", "fix": "install it"}
 
 
@@ -85,6 +87,11 @@ def test_the_port_of_the_host_is_brought_here_and_its_end_is_told(serve: Any) ->
     assert serve.brought == [4711]
     [endpoint] = serve.ready
     assert (endpoint.url, endpoint.models) == ("http://127.0.0.1:815/v1", ("run", "base"))
+    assert endpoint.told() == [
+        "weights  1 MiB on cpu, 1 GiB free beside them",
+        "cache    2 MiB for 4 answers at a time of 512 tokens (prompt and answer)",
+        "no batches, so 4 answers take 4 times one answer's passes: odd",
+    ]
     told = json.loads(serve.told.read_text())
     assert told["token"] == endpoint.token
     assert (told["in words"], told["in environment"]) == (False, False)

@@ -44,7 +44,7 @@ def serve_main(argv: list[str]) -> int:
     listener = _listen(words.port)
     hush_libraries()
     engine = open_engine(words.engine, _served(words))
-    write_line("serving", port=listener.getsockname()[1], models=list(engine.models))
+    write_line("serving", port=listener.getsockname()[1], models=list(engine.models), plan=dict(engine.plan))
     try:
         asyncio.run(_answer(engine, token, listener, until_eof=not words.stay))
     finally:
@@ -248,6 +248,7 @@ def _served(words: argparse.Namespace) -> Served:
         part=words.checkpoint,
         adapters=tuple((name, Path(folder)) for name, _, folder in adapters),
         num_parallel=words.parallel,
+        context=words.context,
         num_waiting=words.waiting,
     )
 
@@ -262,6 +263,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--engine", choices=sorted(ENGINES), default="transformers")
     parser.add_argument("--port", type=int, default=0, help="0: one that is free")
     parser.add_argument("--parallel", type=int, default=4, help="answers at the same time")
+    parser.add_argument("--context", type=int, help="tokens of prompt and answer for which each has room")
     parser.add_argument("--waiting", type=int, default=256, help="requests that may wait beyond those")
     parser.add_argument("--stay", action="store_true", help="go on when stdin ends: who started it ends it")
     words = parser.parse_args(argv)

@@ -50,6 +50,11 @@ class Engine(Protocol):
         """The names under which it answers; the first one is the model, the others its adapters or its base."""
         ...
 
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """Its memory, as `CachePlan` has it; `alone_for`: the reason why answers share no passes, "" if they do."""
+        ...
+
     def ask(self, question: Question, give: Callable[[Piece], None]) -> Callable[[], None]:
         """Have a question answered; the result ends the answer early, and may be called more than once.
 
@@ -80,6 +85,8 @@ class Served:
     """Further names, each with the folder of an adapter over the same base."""
     num_parallel: int = 4
     """Answers that are made at the same time; each has a key-value cache."""
+    context: int | None = None
+    """Tokens of prompt and answer for which each has room; None: as many as the model takes and the memory has."""
     num_waiting: int = 256
     """Questions that may wait beyond those."""
 

@@ -1,18 +1,18 @@
-"""The engine that is there wherever transformers is: a key-value cache per answer, a token of each in turn.
+"""The engine that is there wherever transformers is: answers join and leave a batch between two tokens.
 
-No answer is padded to the length of another one, so each has the tokens that `generate` of transformers would give it
-alone. Adapters lie over one base; a turn goes through the answers of one adapter before it switches to the next.
+A turn makes the next token of each answer, and takes a part of the prompts that wait, so that a long prompt holds up
+the others for one part only. Every token goes through the model once. Adapters lie over one base; a turn goes through
+the answers of one adapter before it switches to the next.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import torch
 from jinja2.exceptions import TemplateError
 from peft import PeftModel
 from transformers import (
-    DynamicCache,
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -29,9 +28,10 @@ from transformers import (
 
 from gangline.errors import GanglineError, ModelError, RunFailed, UsageError, error_summary
 from gangline.runs.job import ModelJob
-from gangline.worker.generate import Speaker, form_of_folder, loading, open_folder, open_run
-from gangline.worker.model import base_of
+from gangline.worker.generate import Speaker, form_of_folder, in_memory, loading, open_folder, open_run
+from gangline.worker.serving.cache_plan import CachePlan, plan_cache
 from gangline.worker.serving.engine import Engine, Piece, Question, QueueFull, Served
+from gangline.worker.serving.passes import Passes, layer_shapes, open_passes
 from gangline.worker.serving.words import StopTexts, WordsSoFar
 from gangline.worker.tokenizer import load_tokenizer
 
@@ -66,25 +66,32 @@ class _Answer:
     stops: StopTexts
     drawing: LogitsProcessorList
     generator: torch.Generator | None
-    cache: DynamicCache | None = None
+    slot: int | None = None
+    """In the passes; None: it has not begun."""
     num_cached: int = 0
+    """Tokens that went through the model."""
     cancelled: bool = False
+
+    @property
+    def num_fresh(self) -> int:
+        """Tokens that have to go through the model before the next one is known."""
+        return len(self.tokens) - self.num_cached
 
 
 class OwnLoop:
     """Answers of one model and its adapters, made by one thread."""
 
-    def __init__(self, voices: dict[str, Voice], *, num_parallel: int, num_waiting: int) -> None:
+    def __init__(
+        self, voices: dict[str, Voice], *, passes: Passes, plan: CachePlan, num_waiting: int, alone_for: str = ""
+    ) -> None:
         self._voices = voices
-        self._num_parallel, self._num_waiting = num_parallel, num_waiting
+        self._passes, self._plan, self._alone_for = passes, plan, alone_for
+        self._num_parallel, self._num_waiting = plan.num_parallel, num_waiting
         self._waiting: deque[_Answer] = deque()
         self._active: list[_Answer] = []
         self._changed = threading.Condition()
         self._tokenizing = threading.Lock()  # a fast tokenizer refuses to be used by two threads at once
         self._closed = False
-        model = next(iter(voices.values())).speaker.model
-        known = inspect.signature(base_of(model).forward).parameters
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
         self._thread.start()
 
@@ -92,6 +99,11 @@ class OwnLoop:
     def models(self) -> tuple[str, ...]:
         """See `Engine.models`."""
         return tuple(self._voices)
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """See `Engine.plan`."""
+        return {**self._plan.to_json(), "alone_for": self._alone_for}
 
     def ask(self, question: Question, give: Callable[[Piece], None]) -> Callable[[], None]:
         """See `Engine.ask`."""
@@ -124,15 +136,15 @@ class OwnLoop:
         voice = self._voices[question.model]
         with self._tokenizing:
             tokens = _prompt(voice.speaker, question)
-        limit = voice.speaker.context
-        if limit is not None and len(tokens) >= limit:
+        limit = self._plan.context
+        if len(tokens) >= limit:
             raise UsageError(
                 "the prompt is too long for this model",
                 seen=f"expected fewer than {limit} tokens, with room for an answer; seen {len(tokens)}",
                 fix="shorten it, or leave out the oldest messages",
             )
         asked = question.max_tokens
-        left = (limit or 1 << 30) - len(tokens)
+        left = limit - len(tokens)
         return _Answer(
             question=question,
             voice=voice,
@@ -163,37 +175,67 @@ class OwnLoop:
             self._turn()
 
     def _turn(self) -> None:
-        """One token of each answer, and what ends is taken out."""
-        going: list[_Answer] = []
-        for name in dict.fromkeys(answer.question.model for answer in self._active):
+        """The next token of each answer, a part of the prompts that wait, and what has ended is taken out."""
+        for answer in self._active:
+            if answer.slot is None and not answer.cancelled:
+                answer.slot = self._passes.open()
+                answer.give(Piece(num_prompt_tokens=answer.num_prompt))
+        going = [answer for answer in self._active if not answer.cancelled]
+        in_prompt = [answer for answer in going if answer.num_fresh > 1]
+        limit = self._passes.chunk_tokens
+        share = None if limit is None or not in_prompt else max(1, limit // len(in_prompt))
+        over: set[_Answer] = {answer for answer in self._active if answer.cancelled}
+        for name in dict.fromkeys(answer.question.model for answer in going):
             with _speaking(self._voices[name]):
-                mine = [each for each in self._active if each.question.model == name]
-                going += [answer for answer in mine if not answer.cancelled and self._advance(answer)]
-        self._active = going
+                mine = [each for each in going if each.question.model == name]
+                for part in ([a for a in mine if a.num_fresh == 1], [a for a in mine if a.num_fresh > 1]):
+                    over.update(self._pass(part, share))
+        for answer in over:
+            if answer.slot is not None:
+                self._passes.close(answer.slot)
+        self._active = [answer for answer in self._active if answer not in over]
 
-    def _advance(self, answer: _Answer) -> bool:
-        """Make the next token of an answer; whether there is another one to make."""
+    def _pass(self, answers: list[_Answer], share: int | None) -> list[_Answer]:
+        """Pass the next tokens of answers through the model, `share` of each at most; the answers that are over."""
+        if not answers:
+            return []
+        if not self._passes.together and len(answers) > 1:  # if one fails, the others go on
+            return [each for answer in answers for each in self._pass([answer], share)]
+        ends = [
+            len(each.tokens) if share is None else min(each.num_cached + share, len(each.tokens)) for each in answers
+        ]
+        fresh = [each.tokens[each.num_cached : end] for each, end in zip(answers, ends, strict=True)]
+        slots = [answer.slot for answer in answers if answer.slot is not None]
         try:
             with torch.inference_mode():
-                piece = self._next(answer)
-        except Exception as error:  # out of memory, a model's own mistake: one answer fails, not all
-            log.exception("an answer failed")
-            answer.give(Piece(error=_failed(error)))
-            return False
-        answer.give(piece)
-        return piece.finish is None
+                logits = self._passes.step(answers[0].voice.speaker.model, slots, fresh)
+        except Exception as error:  # out of memory, a model's own mistake: these answers fail, not all
+            log.exception("answers failed")
+            for answer in answers:
+                answer.give(Piece(error=_failed(error)))
+            return answers
+        for answer, end in zip(answers, ends, strict=True):
+            answer.num_cached = end
+        whole = [number for number, answer in enumerate(answers) if answer.num_fresh == 0]
+        return self._take([answers[number] for number in whole], logits[whole])
 
-    def _next(self, answer: _Answer) -> Piece:
-        speaker = answer.voice.speaker
-        if answer.cache is None:
-            answer.cache = DynamicCache(config=speaker.model.config.get_text_config())
-            answer.give(Piece(num_prompt_tokens=answer.num_prompt))
-        fresh = torch.tensor([answer.tokens[answer.num_cached :]], device=speaker.model.device)
-        output = speaker.model(input_ids=fresh, past_key_values=answer.cache, use_cache=True, **self._last_only)
-        answer.num_cached = len(answer.tokens)
-        token = _draw(answer, output.logits[:, -1].float())
-        answer.tokens.append(token)
-        return self._said(answer, token)
+    def _take(self, answers: Sequence[_Answer], logits: torch.Tensor) -> list[_Answer]:
+        """Draw the next token of each answer and give its text; the answers that are over."""
+        likeliest = logits.argmax(dim=-1).tolist()
+        over = []
+        for number, answer in enumerate(answers):
+            try:
+                with torch.inference_mode():
+                    token = _draw(answer, logits[number : number + 1], likeliest[number])
+                answer.tokens.append(token)
+                piece = self._said(answer, token)
+            except Exception as error:  # a tokenizer's own mistake, numbers that are none
+                log.exception("an answer failed")
+                piece = Piece(error=_failed(error))
+            answer.give(piece)
+            if piece.finish or piece.error:
+                over.append(answer)
+        return over
 
     def _said(self, answer: _Answer, token: int) -> Piece:
         num_answer = len(answer.tokens) - answer.num_prompt
@@ -228,7 +270,26 @@ def open_engine(served: Served) -> Engine:
         speaker = _with_adapter(speaker, folder, name=f"served{number}")
         voices = {name: dataclasses.replace(each, speaker=_on(each.speaker, speaker)) for name, each in voices.items()}
         voices[name] = Voice(speaker=speaker, adapter=f"served{number}")
-    return OwnLoop(voices, num_parallel=served.num_parallel, num_waiting=served.num_waiting)
+    return _open_loop(voices, served)
+
+
+def _open_loop(voices: dict[str, Voice], served: Served) -> OwnLoop:
+    """Plan the cache, take it, and try a batch."""
+    speaker = voices[served.name].speaker
+    with _speaking(voices[served.name]):
+        shapes = layer_shapes(speaker.model)
+        plan = plan_cache(
+            speaker.model,
+            token_bytes=sum(each.token_bytes for each in shapes) if shapes else None,
+            limit=speaker.context,
+            context=served.context,
+            num_parallel=served.num_parallel,
+        )
+        with in_memory("the cache does not fit into the memory here", "a shorter --context, or a smaller --parallel"):
+            passes, alone_for = open_passes(
+                speaker.model, num_rows=served.num_parallel, context=plan.context, shapes=shapes
+            )
+    return OwnLoop(voices, passes=passes, plan=plan, num_waiting=served.num_waiting, alone_for=alone_for)
 
 
 def _adapted(model: Any) -> bool:
@@ -320,12 +381,13 @@ def _generator(speaker: Speaker, question: Question) -> torch.Generator | None:
     return torch.Generator(device=speaker.model.device).manual_seed(question.seed)
 
 
-def _draw(answer: _Answer, logits: torch.Tensor) -> int:
+def _draw(answer: _Answer, logits: torch.Tensor, likeliest: int) -> int:
+    """The next token. logits: (1, vocabulary); likeliest: their largest one, for which a GPU is asked once per pass."""
     if answer.drawing:
         so_far = torch.tensor([answer.tokens], device=logits.device)
         logits = answer.drawing(so_far, logits)
     if answer.question.temperature == 0:
-        return int(logits.argmax(dim=-1))
+        return int(logits.argmax(dim=-1)) if answer.drawing else likeliest
     drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=answer.generator)
     return int(drawn)
 

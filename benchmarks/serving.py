@@ -1,0 +1,136 @@
+"""How many tokens a second does `gangline serve` make for one chat and for several at a time, on this computer?
+
+    python -m benchmarks.serving --out benchmarks/lines/serving.jsonl
+
+A model of random weights is made, and served by the worker as `gangline serve` starts it. Rounds alternate: one chat,
+then `--chats` of them at the same time, over HTTP, whole answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+TOKEN = "only-for-this-benchmark"
+CONTEXT = 2048
+
+
+def main() -> int:
+    """Measure, print, and append a line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--chats", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True)
+    words = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        num_weights = _write_model(Path(folder), hidden=words.hidden, layers=words.layers)
+        with _worker(Path(folder), parallel=words.chats) as (port, plan):
+            _chats(port, words.chats, words.tokens)  # warms up
+            pairs = [
+                (_chats(port, 1, words.tokens), _chats(port, words.chats, words.tokens)) for _ in range(words.rounds)
+            ]
+    row = {
+        "weights": num_weights,
+        "chats": words.chats,
+        "one": statistics.median(one for one, _ in pairs),
+        "several": statistics.median(several for _, several in pairs),
+        "ratio": statistics.median(several / one for one, several in pairs),
+        "ratios": [round(several / one, 2) for one, several in pairs],
+        "plan": plan,
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+        "load": os.getloadavg()[0],
+        "time": time.time(),
+    }
+    with words.out.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row) + "\n")
+    print(json.dumps(row, indent=1))
+    return 0
+
+
+def _write_model(folder: Path, *, hidden: int, layers: int) -> int:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.train.tiny import VOCABULARY, write_tokenizer
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=hidden * 8 // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=max(1, hidden // 192),
+        max_position_embeddings=CONTEXT,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return sum(each.numel() for each in model.parameters())
+
+
+@contextmanager
+def _worker(folder: Path, *, parallel: int) -> Iterator[tuple[int, Any]]:
+    words = ["serve", str(folder), "--name", "m", f"--parallel={parallel}"]
+    argv = [sys.executable, "-m", "gangline.worker", *words]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps({"token": TOKEN}) + "\n")
+        process.stdin.flush()
+        said = json.loads(process.stdout.readline())
+        yield said["port"], said.get("plan")
+    finally:
+        process.stdin.close()
+        process.wait(120)
+        process.stdout.close()
+
+
+def _post(port: int, prompt: str, num_tokens: int) -> HTTPConnection:
+    connection = HTTPConnection("127.0.0.1", port, timeout=600)
+    asked = {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(asked), headers)
+    return connection
+
+
+def _chats(port: int, number: int, num_tokens: int) -> float:
+    """Tokens per second of that many answers at the same time."""
+    counts: list[int] = []
+
+    def ask(index: int) -> None:
+        connection = _post(port, f"question {index} about tea", num_tokens)
+        counts.append(json.loads(connection.getresponse().read())["usage"]["completion_tokens"])
+        connection.close()
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(number)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(counts) != number:
+        raise SystemExit(f"{number - len(counts)} of {number} requests failed")
+    return sum(counts) / (time.perf_counter() - begun)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
