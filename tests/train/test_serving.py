@@ -1,11 +1,14 @@
 """A served model, asked by OpenAI's own client."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from random import Random
 
@@ -314,3 +317,84 @@ def test_gangline_chat_tells_a_wrong_key_and_a_model_that_is_not_there(worker):
     assert "Traceback" not in wrong.stderr
     stranger = talk(worker, "--model", "nobody", "--prompt", "tea?")
     assert (stranger.returncode, "it has tiny, tuned" in stranger.stderr) == (2, True)
+
+
+@pytest.fixture
+def looked_after(models, tmp_path):
+    """`gangline` with a home of its own, that trains with this Python; what it serves is stopped at the end."""
+    env = {**os.environ, "GANGLINE_HOME": str(tmp_path / "home"), "COLUMNS": "200"}
+
+    def gangline(*words):
+        argv = [str(Path(sys.executable).with_name("gangline")), *words]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=300, env=env, cwd=tmp_path)
+
+    gangline.folder = tmp_path / "home" / "endpoints" / "serve-tiny"
+    gangline.begun = gangline("serve", models[0], "--name", "tiny", "--parallel", "2", "--detach")
+    yield gangline
+    gangline("stop", "serve-tiny")
+
+
+def workers():
+    """Processes here that serve a model by this name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"gangline.worker" in words and b"--parallel=2" in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+def state_of(gangline):
+    [found] = json.loads(gangline("ps", "--json").stdout)["endpoints"]
+    return found
+
+
+def until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.1)
+
+
+@pytest.mark.timeout(600)
+def test_an_endpoint_in_the_background_is_listed_has_a_log_and_is_stopped(looked_after):
+    assert looked_after.begun.returncode == 0, looked_after.begun.stderr
+    assert "cache    " in looked_after.begun.stderr
+    url, key = (line.partition("=")[2] for line in looked_after.begun.stdout.splitlines())
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+        assert complete(client, "tea", max_tokens=3).usage.completion_tokens == 3
+    assert (looked_after.folder / "key.secret").stat().st_mode & 0o077 == 0
+    assert not any(key in path.read_text() for path in looked_after.folder.iterdir() if path.name != "key.secret")
+    state = state_of(looked_after)
+    assert (state["phase"], state["url"], state["models"]) == ("serving", url, ["tiny"])
+    assert "serve-tiny  serving" in looked_after("ps").stdout
+    assert f"serving tiny at {url}" in looked_after("logs", "serve-tiny").stdout
+    again = looked_after("serve", state["target"], "--name", "tiny", "--detach")
+    assert (again.returncode, "serve-tiny is serving already" in again.stderr) == (2, True)
+    assert looked_after("stop", "serve-tiny").stdout == "serve-tiny stopped\n"
+    assert workers() == []
+    assert not (looked_after.folder / "key.secret").exists()
+    failed = looked_after("serve", state["target"], "--name", "tiny", "--context", "100000", "--detach")
+    assert (failed.returncode, "--context 100000 is longer than this model takes" in failed.stderr) == (2, True)
+    assert state_of(looked_after)["phase"] == "failed"
+    assert "off the list" in looked_after("stop", "serve-tiny").stdout
+    assert not looked_after.folder.exists()
+
+
+@pytest.mark.timeout(600)
+def test_the_death_of_an_endpoint_is_told_with_its_cause(looked_after):
+    [worker] = workers()
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: state_of(looked_after)["phase"] == "failed")
+    listed = looked_after("ps").stderr
+    assert "SIGKILL: mostly the memory of its computer was used up" in listed
+
+
+@pytest.mark.timeout(600)
+def test_an_endpoint_whose_process_was_killed_leaves_no_worker(looked_after):
+    state = json.loads((looked_after.folder / "state.json").read_text())
+    os.kill(state["process"]["pid"], signal.SIGKILL)
+    until(lambda: not workers())
+    assert state_of(looked_after)["phase"] == "lost"
+    assert "was killed, or this computer was off" in looked_after("ps").stderr

@@ -13,6 +13,7 @@ import typer
 from gangline.cli.options import RunId, option
 from gangline.cli.output import Terminal, print_data
 from gangline.context import REAL, default_home, reach
+from gangline.control.served_endpoints import endpoint_log, find_endpoint, read_endpoint
 from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import require_job
 from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
@@ -20,7 +21,7 @@ from gangline.report.follow import read_board
 from gangline.report.tail import LogFile, Tail, log_files
 from gangline.report.text_table import clean, last_shown
 from gangline.runs.cluster import Cluster
-from gangline.runs.layout import RunLayout
+from gangline.runs.layout import EndpointLayout, RunLayout
 from gangline.runs.registry import RunRecord, read_record
 from gangline.serve.tensorboard import show_tensorboard
 from gangline.supervise.allocation import SlurmRecord, allocation_state, left_here
@@ -41,7 +42,13 @@ def command(
         bool, typer.Option("--tensorboard", help="serve TensorBoard for this run on this computer; Ctrl-C ends it")
     ] = False,
 ) -> None:
-    """Print the logs of a run, each line with its host and rank. --follow also prints the attempts that come later."""
+    """Print the logs of a run, each line with its host and rank. --follow also prints the attempts that come later.
+
+    An endpoint of `gangline serve --detach` has its log under its name.
+    """
+    if (endpoint := find_endpoint(default_home(), run)) is not None:
+        _show_endpoint(endpoint, follow=follow, plain=rank is None and attempt is None and not (console or tensorboard))
+        return
     with open_run(run, home=default_home()) as opened:
         if tensorboard:
             _show_figures(opened)
@@ -55,6 +62,20 @@ def command(
             Terminal().report(f"attempt {number}")
             with _lines(opened.layout, number, rank=rank, console=console) as lines:
                 _show(opened, lines, follow=True, stays=False)
+
+
+def _show_endpoint(endpoint: EndpointLayout, *, follow: bool, plain: bool) -> None:
+    if not plain:
+        raise UsageError(
+            "--rank, --console, --attempt and --tensorboard are for runs",
+            seen=f"{endpoint.endpoint_id} is a model that is served",
+            fix=f"gangline logs {endpoint.endpoint_id}",
+        )
+    for line in endpoint_log(endpoint, follow=follow):
+        print_data([clean(line)])
+    state = read_endpoint(endpoint)
+    if state is not None and state.shown == "lost" and state.cause is not None:
+        raise state.cause
 
 
 def _attempt(record: RunRecord) -> int:

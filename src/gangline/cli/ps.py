@@ -11,6 +11,7 @@ from gangline.cli.output import Terminal, print_data, print_json
 from gangline.context import default_home
 from gangline.control.listing import RunListing, list_runs
 from gangline.control.other_users import leases_here
+from gangline.control.served_endpoints import EndpointState, list_endpoints
 from gangline.control.supervision import open_run
 from gangline.errors import NewerRecord
 from gangline.report.run_history import attempt_rows, attempt_table, read_history
@@ -21,7 +22,7 @@ def command(
     run: Annotated[str | None, argument("RUN", "list the attempts of this run")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs, newest first. With RUN, list the attempts (starts) of that run, oldest first.
+    """List the runs, newest first, and served models. With RUN, list the attempts (starts) of that run, oldest first.
 
     Exit code 4 if a host shows another identity than the host that supervises a run.
     """
@@ -47,15 +48,24 @@ def _list_runs(*, as_json: bool) -> None:
     listed = list_runs(home)
     rows = [_row(each) for each in listed]
     others = leases_here()
+    endpoints = list_endpoints(home)
     if as_json:
-        print_json({"runs": rows, "other_users": [dataclasses.asdict(lease) for lease in others]})
+        print_json(
+            {
+                "runs": rows,
+                "endpoints": [_endpoint_row(*each) for each in endpoints],
+                "other_users": [dataclasses.asdict(lease) for lease in others],
+            }
+        )
     elif rows:
         more = ("slurm_job",) if any(row["slurm_job"] for row in rows) else ()
         header = ("run", *_COLUMNS[1:], *("slurm job" for _ in more))
         now = datetime.now(timezone.utc)
         print_data(table(header, [[_text(name, row, now) for name in (*_COLUMNS, *more)] for row in rows]))
-    else:
+    elif not endpoints:
         print_data([f"no runs in {home}; start one: gangline train job.yaml"])
+    if endpoints and not as_json:
+        _print_endpoints(endpoints)
     for each in listed:
         if each.damage is not None and not as_json:
             Terminal().report(f"{each.record.id}: {each.damage.what}: {each.damage.seen}")
@@ -66,6 +76,30 @@ def _list_runs(*, as_json: bool) -> None:
     for each in listed:
         if each.record.refused is not None:
             raise each.record.refused
+
+
+def _print_endpoints(endpoints: list[tuple[str, EndpointState]]) -> None:
+    now = datetime.now(timezone.utc)
+    rows = [
+        [name, state.shown, state.url or "-", ", ".join(state.models) or "-", age(state.created, now=now)]
+        for name, state in endpoints
+    ]
+    print_data(table(("endpoint", "phase", "address", "models", "created"), rows))
+    for name, state in endpoints:
+        if state.cause is not None:
+            Terminal().report(f"{name}: {state.cause.what}: {state.cause.seen}")
+
+
+def _endpoint_row(name: str, state: EndpointState) -> dict[str, Any]:
+    keys = {"phase": state.shown, "error": state.cause.to_json() if state.cause else None}
+    return {
+        "id": name,
+        "target": state.target,
+        "url": state.url,
+        "models": state.models,
+        "created": state.created,
+        **keys,
+    }
 
 
 _COLUMNS = ("id", "job", "phase", "attempt", "step", "loss", "created", "updated")

@@ -10,11 +10,17 @@ import typer
 from gangline.cli.options import argument, option
 from gangline.cli.output import Terminal, print_data
 from gangline.context import default_home
-from gangline.control.supervision import open_run
-from gangline.control.user_command import require_job
+from gangline.control.served_endpoints import (
+    ServeRequest,
+    begin_endpoint,
+    endpoint_log,
+    read_endpoint,
+    serve_model,
+)
 from gangline.errors import UsageError
-from gangline.serve.run_model import complete, find_saved, is_model_folder
-from gangline.serve.served_model import Endpoint, serve_folder, serve_saved
+from gangline.runs.registry import find_run
+from gangline.serve.run_model import is_model_folder
+from gangline.serve.served_model import Endpoint
 
 
 def command(  # noqa: PLR0913  (options of a command line)
@@ -30,40 +36,44 @@ def command(  # noqa: PLR0913  (options of a command line)
         option("tokens of prompt and answer for each; by default as many as model and memory have", "TOKENS"),
     ] = None,
     waiting: Annotated[int, typer.Option(min=0, help="requests that may wait beyond those")] = 256,
+    detach: Annotated[bool, typer.Option("--detach", help="return once it answers; gangline stop ends it")] = False,
 ) -> None:
-    """Serve the newest checkpoint of a run, or a model folder, in OpenAI's form, until Ctrl-C.
+    """Serve the newest checkpoint of a run, or a model folder, in OpenAI's form, until Ctrl-C or `gangline stop`.
 
     It answers on 127.0.0.1 only and takes only requests with the key that it prints. The checkpoint of another host is
-    served there, and ssh brings the port here.
+    served there, and ssh brings the port here. With --detach it is listed by `gangline ps` as serve-NAME.
     """
-    console = Terminal()
-    options = [*_limits(port, parallel, context, waiting), *_adapters(adapter or [])]
+    console, home = Terminal(), default_home()
+    is_folder = is_model_folder(Path(target))
+    if not is_folder:
+        target = find_run(home, target).run_id
+    asked = ServeRequest(
+        target=str(Path(target).resolve()) if is_folder else target,
+        name=name,
+        options=(*_limits(port, parallel, context, waiting), *_adapters(adapter or [])),
+        has_adapters=bool(adapter),
+    )
 
     def ready(endpoint: Endpoint) -> None:
         console.clear()
         for line in endpoint.told():
             console.report(line)
-        print_data([f"OPENAI_BASE_URL={endpoint.url}", f"OPENAI_API_KEY={endpoint.token}"])
+        _print_access(endpoint.url, endpoint.token)
         console.report(f"serving {', '.join(endpoint.models)} for programs with this key; Ctrl-C ends it")
 
-    if is_model_folder(Path(target)):
-        folder = Path(target).resolve()
-        console.progress("loading the model")
-        serve_folder(folder, [*options, f"--name={name or folder.name}"], home=default_home(), on_ready=ready)
-        return
-    with open_run(target, home=default_home()) as opened:
-        require_job(opened.layout)
-        console.progress("verifying the checkpoint")
-        saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports)
-        if adapter and saved.place.host.transport != "local":
-            raise UsageError(
-                "--adapter is for a model on this computer",
-                seen=f"the checkpoint lies on {saved.place.host.name}",
-                fix="gangline export writes it here; serve that folder",
-            )
-        complete(saved, opened.layout.run_id, console=console)
-        console.progress("loading the model")
-        serve_saved(saved, [*options, f"--name={name or opened.layout.run_id}"], on_ready=ready)
+    if not detach:
+        serve_model(asked, home=home, console=console, on_ready=ready)
+    layout, key = begin_endpoint(asked, name or Path(asked.target).name, home=home, console=console)
+    console.clear()
+    for line in endpoint_log(layout, follow=False):
+        console.report(line)
+    state = read_endpoint(layout)
+    _print_access(str(state.url if state else None), key)
+    console.report(f"gangline logs {layout.endpoint_id}; gangline stop {layout.endpoint_id}; its key: {layout.key}")
+
+
+def _print_access(url: str, key: str) -> None:
+    print_data([f"OPENAI_BASE_URL={url}", f"OPENAI_API_KEY={key}"])
 
 
 def _limits(port: int, parallel: int, context: int | None, waiting: int) -> list[str]:

@@ -13,11 +13,13 @@ from gangline.cli.output import Terminal, print_data
 from gangline.context import default_home
 from gangline.control.end import rehearse_stop, stop
 from gangline.control.other_users import refuse_of_another
+from gangline.control.served_endpoints import find_endpoint, stop_endpoint
 from gangline.control.slurm_job import cancel_waiting, require_gone
 from gangline.control.supervision import RunHandle, open_run
 from gangline.errors import HostUnreachable, UsageError
 from gangline.report.follow import NO_SUPERVISOR, Patience, raise_failure, read_board
 from gangline.report.text_table import in_words
+from gangline.runs.layout import EndpointLayout
 from gangline.runs.registry import RunRecord, find_run
 
 SILENCE_S = 30.0
@@ -41,6 +43,7 @@ def command(
     """End a run: its ranks save at the next step boundary and exit. Waits until all its processes have ended.
 
     With --host, the run saves and continues without these hosts; the others share their work. Waits until it does.
+    An endpoint of `gangline serve --detach` ends by its name.
     """
     hosts = tuple(dict.fromkeys(host or ()))
     if now and hosts:
@@ -49,6 +52,9 @@ def command(
             seen="when a host leaves, the run saves first and continues from that checkpoint",
             fix="leave out one of them",
         )
+    if (endpoint := find_endpoint(default_home(), run)) is not None:
+        _stop_endpoint(endpoint, plain=not (now or hosts or dry_run))
+        return
     refuse_of_another(run, home=default_home())
     layout = find_run(default_home(), run)
     if not (dry_run or hosts) and cancel_waiting(layout):
@@ -76,6 +82,16 @@ def command(
     print_data([f"{record.id} {record.phase}{without}"])
     if record.phase == "lost" or (hosts and record.ended):
         raise_failure(record)
+
+
+def _stop_endpoint(endpoint: EndpointLayout, *, plain: bool) -> None:
+    if not plain:
+        raise UsageError(
+            "--now, --host and --dry-run are for runs",
+            seen=f"{endpoint.endpoint_id} is a model that is served",
+            fix=f"gangline stop {endpoint.endpoint_id}",
+        )
+    print_data([f"{endpoint.endpoint_id} {stop_endpoint(endpoint)}"])
 
 
 def _wait_without(run: RunHandle, hosts: Sequence[str]) -> None:

@@ -39,6 +39,8 @@
                                                                         in place of job.json for a user's own script
   slurm.sbatch  trials/<n>/slurm-<array>_<n>.log                        the batch script of its last array on Slurm, and
                                                                         what each task wrote
+<root>/endpoints/serve-<model>/
+  request.json  state.json  key.secret  endpoint.log                    a model that is served, with `serve --detach`
 <root>/data/<content hash>/                                             token files
 """
 
@@ -224,6 +226,28 @@ class RunLayout:
     def of(folder: Path) -> RunLayout:
         """The layout whose run directory is `folder`."""
         return RunLayout(folder.parent.parent, folder.name)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointLayout:
+    """Paths of a model that is served, on the computer where its users ask it."""
+
+    home: Path
+    endpoint_id: str
+
+    @property
+    def folder(self) -> Path:
+        """Everything of the endpoint."""
+        return self.home / "endpoints" / self.endpoint_id
+
+    request = RunFile("request.json")
+    """What was asked."""
+    state = RunFile("state.json")
+    """Where it stands."""
+    key = RunFile("key.secret")
+    """The key that requests have to bring, while it serves; only its owner reads it."""
+    log = RunFile("endpoint.log")
+    """The output of its process and of the worker."""
 
 
 @dataclass(frozen=True, slots=True)

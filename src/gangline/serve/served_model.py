@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.provision.code import trainer_here
@@ -62,7 +62,7 @@ class Endpoint:
         return lines
 
 
-def serve_folder(folder: Path, options: Sequence[str], *, home: Path, on_ready: Callable[[Endpoint], None]) -> None:
+def serve_folder(folder: Path, options: Sequence[str], *, home: Path, on_ready: Callable[[Endpoint], None]) -> NoReturn:
     """Serve the model or adapter of a folder of this computer until the command is interrupted.
 
     Raises the worker's own error, RunFailed where it ends by itself.
@@ -70,7 +70,7 @@ def serve_folder(folder: Path, options: Sequence[str], *, home: Path, on_ready: 
     _serve_here(trainer_here(home), ("serve", str(folder.absolute()), *options), on_ready)
 
 
-def serve_saved(saved: SavedPart, options: Sequence[str], *, on_ready: Callable[[Endpoint], None]) -> None:
+def serve_saved(saved: SavedPart, options: Sequence[str], *, on_ready: Callable[[Endpoint], None]) -> NoReturn:
     """Serve the model of a checkpoint, on its host, until the command is interrupted; see `serve_folder`."""
     host = saved.place.host
     words = ("serve", "--run", str(saved.run_folder), "--checkpoint", str(saved.part), *options)
@@ -80,7 +80,7 @@ def serve_saved(saved: SavedPart, options: Sequence[str], *, on_ready: Callable[
         _serve_there(host, saved.place.transport, words, on_ready)
 
 
-def _serve_here(host: Host, words: Sequence[str], on_ready: Callable[[Endpoint], None]) -> None:
+def _serve_here(host: Host, words: Sequence[str], on_ready: Callable[[Endpoint], None]) -> NoReturn:
     token = secrets.token_urlsafe(24)
     argv = host.argv("-m", "gangline.worker", *words)
     # a session of its own: Ctrl-C is for this command, which then closes the worker's stdin
@@ -100,7 +100,7 @@ def _serve_here(host: Host, words: Sequence[str], on_ready: Callable[[Endpoint],
         for line in process.stdout:
             if (ready := _read(line.decode("utf-8", "replace"))) is not None:
                 on_ready(_endpoint(ready, token))
-        raise _ended(host, f"exit code {process.wait()}")
+        raise _ended(host, _exit_words(process.wait()))
     finally:
         _end(process)
 
@@ -118,7 +118,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-def _serve_there(host: Host, transport: Transport, words: Sequence[str], on_ready: Callable[[Endpoint], None]) -> None:
+def _serve_there(
+    host: Host, transport: Transport, words: Sequence[str], on_ready: Callable[[Endpoint], None]
+) -> NoReturn:
     token = secrets.token_urlsafe(24)
     said: _Said = queue.Queue()
 
@@ -147,7 +149,7 @@ def _await_ready(host: Host, said: _Said) -> _Ready:
             return ready
 
 
-def _await_end(host: Host, said: _Said) -> None:
+def _await_end(host: Host, said: _Said) -> NoReturn:
     while isinstance(line := said.get(), str):
         pass
     raise _end_of(host, line)
@@ -157,6 +159,13 @@ def _end_of(host: Host, result: CommandResult | GanglineError) -> GanglineError:
     if isinstance(result, GanglineError):
         return result
     return _ended(host, "\n".join(result.stderr.splitlines()[-8:]) or f"exit code {result.returncode}")
+
+
+def _exit_words(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    words = f"{signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
+    return f"{words}: mostly the memory of its computer was used up" if code == -signal.SIGKILL else words
 
 
 def _ended(host: Host, seen: str) -> GanglineError:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from transformers import DynamicCache
 
-from gangline.errors import error_summary
+from gangline.errors import UsageError, error_summary
 from gangline.worker.model import base_of
 
 CHUNK_TOKENS = 256
@@ -74,7 +74,7 @@ class LayerShape:
 def layer_shapes(model: Any) -> list[LayerShape] | None:
     """What each layer keeps of a token, seen in a pass of two; None where layers keep other states as well."""
     cache = DynamicCache(config=model.config.get_text_config())
-    model(input_ids=_tried(model, 2), past_key_values=cache, use_cache=True)
+    model(input_ids=_tried(model, 2), use_cache=True, **{_cache_name(model): cache})
     found = []
     for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
@@ -138,6 +138,7 @@ class SinglePasses:
     def __init__(self, model: Any) -> None:
         self._config = model.config.get_text_config()
         self._last_only = {"logits_to_keep": 1} if _keeps_logits(model) else {}
+        self._cache_name = _cache_name(model)
         self._caches: dict[int, DynamicCache] = {}
         self._next = 0
 
@@ -156,7 +157,8 @@ class SinglePasses:
         found = []
         for slot, tokens in zip(slots, fresh, strict=True):
             ids = torch.tensor([tokens], device=model.device)
-            output = model(input_ids=ids, past_key_values=self._caches[slot], use_cache=True, **self._last_only)
+            cache = {self._cache_name: self._caches[slot]}
+            output = model(input_ids=ids, use_cache=True, **cache, **self._last_only)
             found.append(output.logits[:, -1].float())
         return torch.cat(found)
 
@@ -294,6 +296,19 @@ def _windows(model: Any) -> dict[str, int | None]:
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"]
     return {kind: window if kind == "sliding_attention" else None for kind in dict.fromkeys(kinds)}
+
+
+def _cache_name(model: Any) -> str:
+    """The argument of the cache. Another name would be ignored, and each token would be alone."""
+    known = inspect.signature(base_of(model).forward).parameters
+    for name in ("past_key_values", "cache_params"):
+        if name in known:
+            return name
+    raise UsageError(
+        "this architecture cannot be served",
+        seen=f"{type(base_of(model)).__name__} takes no cache of transformers",
+        fix="gangline chat talks with it, by transformers' own generate",
+    )
 
 
 def _keeps_logits(model: Any) -> bool:
