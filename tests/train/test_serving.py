@@ -43,7 +43,7 @@ def worker(models):
     yield process, json.loads(process.stdout.readline())
     process.stdin.close()
     process.stdout.close()
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
 
 
 @pytest.fixture
