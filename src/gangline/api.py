@@ -26,6 +26,8 @@ from typing import Any, Literal
 from gangline import app
 from gangline.context import ResumeOptions, StartOptions, cluster_file, default_home
 from gangline.control.end import stop
+from gangline.control.model_card import write_card
+from gangline.control.recorded_run import records_of_opened
 from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import require_job
 from gangline.decide.what_if import WhatIf, plan_json, plan_lines, predict, refusal
@@ -232,7 +234,9 @@ class Run:
             require_job(opened.layout)
             saved = find_saved(self.id, opened.cluster, opened.transports, step=step)
             record = export_model(saved, opened.layout, to=target, merged=merged, on_text=_Log().progress)
-        return Path(str(record["folder"]))
+            folder = Path(str(record["folder"]))
+            write_card(folder, records_of_opened(opened))
+        return folder
 
     def curve(self, value: str = "loss") -> Curve:
         """A picture of one figure over the steps, with the evaluations where it is the loss; a notebook shows it."""

@@ -76,11 +76,17 @@ def markdown(page: Page) -> str:
     """The page as Markdown, with curves as text."""
     lines = [f"# {_plain(page.title)}"]
     for title, blocks in page.sections.items():
-        lines += ["", f"## {_plain(title)}"]
-        for block in blocks:
-            if shown := _markdown_block(block):
-                lines += ["", *shown]
+        lines += ["", *markdown_section(title, blocks)]
     return "\n".join(lines) + "\n"
+
+
+def markdown_section(title: str, blocks: Sequence[Block]) -> list[str]:
+    """The lines of one section."""
+    lines = [f"## {_plain(title)}"]
+    for block in blocks:
+        if shown := _markdown_block(block):
+            lines += ["", *shown]
+    return lines
 
 
 def _markdown_block(block: Block) -> list[str]:
@@ -226,6 +232,23 @@ def _stretches(points: Sequence[CurvePoint]) -> list[_Stretch]:
 
 
 def _figure(block: PageCurve) -> str:
+    """A curve with its caption; nothing where it has no finite point."""
+    if not (drawn := _drawn(block)):
+        return ""
+    key = f'<span class="key" style="background: var(--mark)"></span>{_text(block.marks_name)}' if block.marks else ""
+    return f"<figure><figcaption>{_text(block.title)}{key}</figcaption>{drawn}</figure>"
+
+
+def curve_svg(block: PageCurve) -> str:
+    """A curve as an SVG file of its own, for pages that show pictures only; empty where it has no finite point."""
+    colours = _STYLE.partition("body {")[0]
+    style = f"<style>{colours} text {{ font: 11px system-ui, sans-serif; fill: var(--faint) }}</style>"
+    paper = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>'
+    tag, mark, rest = _drawn(block).partition(">")
+    return f'{tag} xmlns="http://www.w3.org/2000/svg"{mark}{style}{paper}{rest}\n' if tag else ""
+
+
+def _drawn(block: PageCurve) -> str:
     """A curve as SVG: the mean of each stretch over the band from its least to its most."""
     points = [point for point in block.points if math.isfinite(point[1])]
     marks = [mark for mark in block.marks if math.isfinite(mark[1])]
@@ -263,11 +286,10 @@ def _figure(block: PageCurve) -> str:
     last = (
         f"{block.title}: {points[0][1]:.4g} at step {points[0][0]:g} to {points[-1][1]:.4g} at step {points[-1][0]:g}"
     )
-    key = f'<span class="key" style="background: var(--mark)"></span>{_text(block.marks_name)}' if marks else ""
     return (
-        f'<figure><figcaption>{_text(block.title)}{key}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{_text(last)}">{"".join((*grid, *ticks, *breaks))}<polygon points="{band}" fill="var(--band)"/>'
-        f'<polyline points="{line}" fill="none" stroke="var(--line)" stroke-width="1.6"/>{"".join(dots)}</svg></figure>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(last)}">{"".join((*grid, *ticks, *breaks))}'
+        f'<polygon points="{band}" fill="var(--band)"/><polyline points="{line}" fill="none" stroke="var(--line)" '
+        f'stroke-width="1.6"/>{"".join(dots)}</svg>'
     )
 
 

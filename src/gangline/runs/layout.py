@@ -68,6 +68,8 @@ PHASES = (
 )
 """What a rank does, by number, as its phase file says. importing: torch. joining: the process group. joined: loading
 the model, restoring. compile: of layers, before the first step. The rest: one step."""
+EXPORT_NOTE = "gangline.json"
+"""In the folder of an export: run, step, base model, and the form of its prompts."""
 SCHEMA_VERSION = (1, 0)
 """Major and minor, of all records of a run together; see `record_versions`."""
 AGENT_NAMES: Mapping[str, str] = {

@@ -97,7 +97,7 @@ def export_model(
     """
     host, transport = saved.place.host, saved.place.transport
     fetched = host.transport != "local"
-    target = (to or layout.export / _name(saved, merged)).absolute()
+    target = exported_folder(saved, layout, to=to, merged=merged)
     if fetched and target.exists():
         raise UsageError(f"{target} exists", seen="expected a new folder", fix="name another one: --to DIR")
     complete(saved, layout.run_id, console=_Ticking(on_text))
@@ -113,6 +113,13 @@ def export_model(
         name_base(target, Job.load(layout.job).model.path)
         record = {**record, "folder": str(target)}
     return record
+
+
+def exported_folder(saved: SavedPart, layout: RunLayout, *, to: Path | None, merged: bool) -> Path:
+    """The folder on this computer that an export of a checkpoint ends in."""
+    if saved.place.host.transport != "local":
+        return (to or layout.export / _name(saved, merged)).absolute()
+    return _written(saved, to, merged)
 
 
 class _Ticking:

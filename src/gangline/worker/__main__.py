@@ -20,6 +20,7 @@ VERBS = {
     "inputs": ("gangline.worker.data.prepare", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
     "gguf": ("gangline.worker.gguf", "gguf_main"),
+    "publish": ("gangline.worker.publish", "publish_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
     "talk": ("gangline.worker.talk", "talk_main"),
     "evaluate": ("gangline.worker.harness", "evaluate_main"),

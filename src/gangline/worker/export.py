@@ -26,6 +26,7 @@ from gangline.errors import ModelError, RunFailed, UsageError
 from gangline.formats import has_conversations
 from gangline.runs.files import sync_folder, write_json
 from gangline.runs.job import Job
+from gangline.runs.layout import EXPORT_NOTE
 from gangline.worker.adapters import adapted_layers
 from gangline.worker.data.model_folder import weights_folder
 from gangline.worker.data.tokenise import stop_ids, with_template
@@ -52,8 +53,6 @@ from gangline.worker.weights import Files, meta_model, read_whole
 
 FILE_BYTES = 2 << 30
 """The limit of one file, unless a single tensor is larger."""
-NOTE_FILE = "gangline.json"
-"""The origin of the folder: run, step, base model, and the form of its prompts."""
 _EXACT = 1e-4
 _SEQUENCES, _LENGTH = 2, 32
 
@@ -120,7 +119,7 @@ def export(run: Path, part: Path, to: Path, *, merged: bool = False, say: Say = 
     with _staged(to) as folder:
         say("writing")
         digests = (write_model if whole else write_adapter)(model, checkpoint, folder)
-        write_json(folder / NOTE_FILE, _note(checkpoint, merged=merged))
+        write_json(folder / EXPORT_NOTE, _note(checkpoint, merged=merged))
         model.to("meta")
         say("loading what was written, and comparing")
         difference = verify(folder, checkpoint, digests, logits, tolerance=tolerance)
@@ -274,7 +273,7 @@ def _export_by_tensor(checkpoint: Checkpoint, to: Path, *, merged: bool) -> bool
             write_merged(*found, checkpoint, folder)
         else:
             _require_same(write_adapter(found[0], checkpoint, folder), _stored_digests(folder))
-        write_json(folder / NOTE_FILE, _note(checkpoint, merged=merged))
+        write_json(folder / EXPORT_NOTE, _note(checkpoint, merged=merged))
     return True
 
 
