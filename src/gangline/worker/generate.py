@@ -23,8 +23,8 @@ from gangline.errors import ModelError, RunFailed, UsageError, error_summary
 from gangline.formats import FORMATS
 from gangline.runs.files import read_json
 from gangline.runs.job import ModelJob
+from gangline.runs.layout import EXPORT_NOTE
 from gangline.worker.data.tokenise import stop_ids, with_template
-from gangline.worker.export import NOTE_FILE
 from gangline.worker.talk import (
     DEFAULT,
     Answerer,
@@ -247,9 +247,9 @@ def base_beside(speaker: Speaker, words: argparse.Namespace) -> Answerer:
 def _base_of_folder(folder: Path) -> ModelJob:
     if (folder / "adapter_config.json").is_file():
         return _base_of_adapter(folder)
-    base = str(read_json(folder / NOTE_FILE).get("base_model", "")) if (folder / NOTE_FILE).is_file() else ""
+    base = str(read_json(folder / EXPORT_NOTE).get("base_model", "")) if (folder / EXPORT_NOTE).is_file() else ""
     if not base:
-        raise _no_base(str(folder), f"it holds a whole model and no {NOTE_FILE} that names one")
+        raise _no_base(str(folder), f"it holds a whole model and no {EXPORT_NOTE} that names one")
     return ModelJob(path=base)
 
 
@@ -265,7 +265,7 @@ def form_of_folder(folder: Path, tokenizer: Any) -> str:
 
 
 def _format_of(folder: Path) -> str:
-    note = folder / NOTE_FILE
+    note = folder / EXPORT_NOTE
     return str(read_json(note).get("format", "text")) if note.is_file() else "text"
 
 

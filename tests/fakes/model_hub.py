@@ -25,7 +25,7 @@ LARGE = (".safetensors", ".bin")
 
 def git_hash(data: bytes) -> str:
     """The name of a blob in git."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324  (git's)
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Repository:
     @property
     def commit(self) -> str:
         """The hash of the newest commit."""
-        return hashlib.sha1(str(len(self.commits)).encode()).hexdigest()  # noqa: S324
+        return hashlib.sha1(str(len(self.commits)).encode()).hexdigest()
 
     def license(self) -> str | None:
         """As the head of its card says."""
@@ -156,7 +156,14 @@ class _Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
-    do_HEAD = do_POST = do_PUT = do_GET
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_PUT(self) -> None:
+        self._serve()
 
     def _serve(self) -> None:
         asked = f"{self.command} {unquote(urlsplit(self.path).path)}"
@@ -291,7 +298,7 @@ class _Answers(BaseHTTPRequestHandler):
 
     def _part(self, oid: str, number: str, body: bytes) -> None:
         self.hub.take_part(oid, int(number), body)
-        self._answer(200, b"", headers={"ETag": hashlib.md5(body).hexdigest()})  # noqa: S324  (as S3 does)
+        self._answer(200, b"", headers={"ETag": hashlib.md5(body).hexdigest()})
 
     def _joined(self, oid: str, body: bytes) -> None:
         assert all(part["etag"] for part in json.loads(body)["parts"])
