@@ -106,6 +106,7 @@ class Hub:
             "HF_TOKEN": self.token,
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
 

@@ -231,7 +231,7 @@ def _told(error: BaseException, name: str, token: str) -> GanglineError:
     seen = " ".join(dict.fromkeys((lines[0], lines[-1])))[:300]
     again = "run the same command again: what the hub already has is not sent twice"
     status = _status(error)
-    if isinstance(error, ValueError):
+    if status is None and isinstance(error, ValueError):
         return RunFailed(
             f"--push {name}: the hub answers otherwise than huggingface_hub expects",
             seen=seen,

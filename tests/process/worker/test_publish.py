@@ -85,7 +85,7 @@ def test_a_push_that_was_killed_goes_on_with_what_is_missing(hub: Hub, tmp_path:
     assert hub.repositories["tea/kettle"].files[second] == b"\2" * SIZES[second]
 
 
-def test_a_connection_that_breaks_at_the_second_file_is_no_reason_to_send_the_first_again(
+def test_what_fails_at_the_second_file_is_no_reason_to_send_the_first_again(
     hub: Hub, tmp_path: Path, folder: Path
 ) -> None:
     hub.faults.append(Fault(UPLOAD, status=400, skip=1, body="cut"))
