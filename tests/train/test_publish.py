@@ -14,7 +14,7 @@ from tests.fakes.model_hub import Hub, Repository
 from tests.recorded import install
 from tests.train import cases_publish
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
 LOAD = """
 import json, sys, torch
@@ -41,14 +41,14 @@ def gangline(hub, tmp_path, *words):
     env = {**os.environ, **hub.variables(tmp_path / "cache"), "GANGLINE_HOME": str(tmp_path / "home")}
     # not the forked Python: huggingface_hub reads its variables when it is imported
     argv = [str(Path(sys.executable).with_name("gangline")), *words]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600, check=False)
 
 
 def are_same(hub, tmp_path, one, other):
     """Whether a stranger gets the same logits of two models, each a base and an adapter or None."""
     env = {**os.environ, **hub.variables(tmp_path / "stranger")}
     words = [sys.executable, "-c", LOAD, json.dumps([one, other])]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[-1] == "True"
 

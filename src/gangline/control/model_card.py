@@ -74,6 +74,32 @@ def card_head(run: RunRecords, note: Mapping[str, Any]) -> list[str]:
     return ["---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---"]
 
 
+def write_merge_card(folder: Path) -> None:
+    """Write the card of an adapter that was merged from others, out of its gangline.json."""
+    note = read_json(folder / EXPORT_NOTE)
+    base = str(note["base_model"])
+    head = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["gangline", "lora", "merge"]}
+    head |= {"base_model": base, "base_model_relation": "adapter"} if is_hub_name(base) else {}
+    how = [f"{name} {value}" for name, value in note["merge"].items() if value is not None and name != "method"]
+    rows = [
+        (str(each["run"]), str(each["step"] or ""), f"{each['weight']:g}", each["blake2b"]) for each in note["adapters"]
+    ]
+    table = PageTable(header=("run", "step", "weight", "BLAKE2b-256 of its weights"), rows=rows)
+    said = f"Merged by peft's add_weighted_adapter: {', '.join([note['merge']['method'], *how])}."
+    lines = [
+        "---",
+        *(f"{name}: {json.dumps(value)}" for name, value in head.items()),
+        "---",
+        "",
+        "# Merged adapter",
+        "",
+    ]
+    lines += [f"An adapter over `{base if is_hub_name(base) else PurePath(base).name}`, made of others.", ""]
+    lines += markdown_section("What was merged", [table, PageText(lines=[said])])
+    lines += ["", f"Written by gangline {__version__}."]
+    write_atomic(folder / CARD, ("\n".join(lines) + "\n").encode())
+
+
 def _is_random(run: RunRecords) -> bool:
     return run.job is not None and run.job.model.start == "random"
 

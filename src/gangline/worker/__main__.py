@@ -21,6 +21,7 @@ VERBS = {
     "export": ("gangline.worker.export", "export_main"),
     "gguf": ("gangline.worker.gguf", "gguf_main"),
     "publish": ("gangline.worker.publish", "publish_main"),
+    "merge": ("gangline.worker.adapter_merge", "merge_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
     "talk": ("gangline.worker.talk", "talk_main"),
     "evaluate": ("gangline.worker.harness", "evaluate_main"),

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gangline.control.model_card import card_head, card_text, without_folders, write_card
+from gangline.control.model_card import card_head, card_text, without_folders, write_card, write_merge_card
 from gangline.report.run_summary import RunRecords, read_records
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.runs.layout import EXPORT_NOTE
@@ -128,6 +128,17 @@ def test_a_run_without_records_has_a_card_without_figures(tmp_path: Path) -> Non
     write_card(tmp_path, read_records(past.view, records=past.layout, remote=None, own=None, can_resume=True))
     assert not (tmp_path / "loss.svg").exists()
     assert "The command that started the run is not recorded." in (tmp_path / "README.md").read_text()
+
+
+def test_the_card_of_merged_adapters_names_each_with_its_weight(tmp_path: Path) -> None:
+    parts = [{"run": f"calm-otter-{n}", "step": n, "weight": w, "blake2b": "9f" * 32} for n, w in ((7, 0.7), (8, -0.3))]
+    how = {"method": "ties", "density": 0.5, "rank": None, "seed": 0}
+    (tmp_path / EXPORT_NOTE).write_text(json.dumps({**NOTE, "adapters": parts, "merge": how}))
+    write_merge_card(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert 'base_model: "kettles/base"\nbase_model_relation: "adapter"\n---\n' in text
+    assert f"| calm-otter-8 | 8 | -0.3 | {'9f' * 32} |" in text
+    assert "ties, density 0.5, seed 0." in text
 
 
 @pytest.mark.parametrize(
