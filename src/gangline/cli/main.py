@@ -48,7 +48,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "chat": ("gangline.cli.chat", "talk to the model of a run or of a folder"),
     "serve": ("gangline.cli.serve", "answer OpenAI's clients with a trained model, on 127.0.0.1"),
     "evaluate": ("gangline.cli.evaluate", "score a trained model on tasks, beside the one before training"),
-    "export": ("gangline.cli.export", "write the model of a run for transformers and peft, or to the hub"),
+    "export": ("gangline.cli.export", "write the model of a run, for transformers, peft and the hub"),
     "merge": ("gangline.cli.merge", "make one adapter out of several over the same model"),
     "demo": ("gangline.cli.demo", "the whole story on this computer, in about two minutes"),
     "recipes": ("gangline.cli.recipes", "list job files for common models and machines, or copy one"),
