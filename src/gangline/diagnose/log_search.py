@@ -257,7 +257,7 @@ class LogSearch:
     def _learn(self, shape: bytes) -> tuple[tuple[_Pattern, ...], int]:
         """The patterns that may match lines of this kind, and how they may tell of an exception."""
         hits = self._index.ranks.keys() & set(_WORD.findall(shape))
-        ranks = {rank for word in hits for rank in self._index.ranks[word]}
+        ranks: set[int] = set().union(*map(self._index.ranks.__getitem__, hits))
         patterns = tuple(self._index.patterns[rank] for rank in sorted(ranks))
         learned = (patterns, _tells(shape))
         if len(shape) <= _MOST_SHAPE_BYTES:
@@ -274,14 +274,9 @@ class LogSearch:
             return
         line = self._begun[at]
         text = line.decode("utf-8", "replace")
-        best: tuple[bool, int, _Pattern, re.Match[str]] | None = None
-        for pattern in patterns:
-            if pattern.head in text and (best is None or pattern.is_vague <= best[0]):
-                match = _first_match(pattern, self._below(at, text) if pattern.spans else text, len(text))
-                if match is not None and (best is None or (pattern.is_vague, match.start() - match.end()) < best[:2]):
-                    best = (pattern.is_vague, match.start() - match.end(), pattern, match)
+        best = self._best_match(at, text, patterns)
         if best is not None:
-            *_, pattern, match = best
+            pattern, match = best
             self._taken = number + match.group().count("\n")
             if pattern.signature.level == "symptom" and tells & _RAISES and number <= self._ignores:
                 self._ignores = 0
@@ -294,6 +289,22 @@ class LogSearch:
                 self._note_place(pattern.id, number)
         elif tells:
             self._look_for_error(at, number, line, tells)
+
+    def _best_match(self, at: int, text: str, patterns: Sequence[_Pattern]) -> tuple[_Pattern, re.Match[str]] | None:
+        """The pattern that counts of those that match in a line, and its match. text: of the line."""
+        best: tuple[_Pattern, re.Match[str]] | None = None
+        below, least = "", (True, 1)
+        for pattern in patterns:
+            if pattern.head not in text:
+                continue
+            if best is not None and pattern.is_vague > least[0]:
+                break  # causes are tried first
+            if pattern.spans and not below:
+                below = self._below(at, text)
+            match = _first_match(pattern, below if pattern.spans else text, len(text))
+            if match is not None and (rank := (pattern.is_vague, match.start() - match.end())) < least:
+                best, least = (pattern, match), rank
+        return best
 
     def _look_for_error(self, at: int, number: int, line: bytes, tells: int) -> None:
         """Note the error of which a line tells that no row knows."""
