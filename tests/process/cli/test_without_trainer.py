@@ -51,6 +51,7 @@ REFUSES = {
     "chat": (["chat", "model", "--prompt", "hello"], "is not installed, which gangline's trainer needs"),
     "ui": (["ui"], "cannot be imported, which gangline ui needs"),
     "evaluate": (["evaluate", "model", "--tasks", "arc_easy"], "is not installed, which gangline's trainer needs"),
+    "merge": (["merge", "model:1", "model:1", "--to", "both"], "is not installed, which gangline's trainer needs"),
     "serve": (["serve", "model"], "cannot be imported, which gangline serve needs"),
     "data": (["data", "job.yaml"], "this Python cannot look at tokens"),
     "demo": (["demo"], "is not installed, which gangline's trainer needs"),
