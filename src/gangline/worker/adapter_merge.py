@@ -29,9 +29,12 @@ from gangline.worker.trained import hush_libraries
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SAME_RANK = ("linear", "ties", "dare_linear", "dare_ties", "magnitude_prune")
 """Methods that combine the matrices A with each other, and the matrices B: all adapters have the same rank."""
-PRUNING = ("ties", "dare_linear", "dare_ties", "magnitude_prune")
-"""Methods with a density, the part of the values that stays; each has a form with _svd, which works on B A."""
-METHODS = ("cat", "svd", *SAME_RANK, *(f"{name}_svd" for name in PRUNING))
+PRUNING = (
+    *("ties", "dare_linear", "dare_ties", "magnitude_prune"),
+    *("ties_svd", "dare_linear_svd", "dare_ties_svd", "magnitude_prune_svd"),
+)
+"""Methods with a density, the part of the values that stays; those that end with _svd work on B A."""
+METHODS = ("cat", "svd", *dict.fromkeys((*SAME_RANK, *PRUNING)))
 UNMERGED = {
     "use_dora": "DoRA",
     "modules_to_save": "whole modules that are trained",
@@ -110,7 +113,7 @@ def refuse_options(options: argparse.Namespace) -> None:
             seen="expected a number that is not 0; negative ones take an adapter away",
             fix="leave the adapter out, or give it a weight",
         )
-    prunes = options.method.removesuffix("_svd") in PRUNING
+    prunes = options.method in PRUNING
     if prunes and options.density is None:
         raise UsageError(
             f"--method {options.method} needs a density",
@@ -120,7 +123,7 @@ def refuse_options(options: argparse.Namespace) -> None:
     if options.density is not None and (not prunes or not 0 < options.density <= 1):
         raise UsageError(
             f"--density {options.density:g} does not fit --method {options.method}",
-            seen=f"expected a number above 0 and at most 1, with {', '.join(PRUNING)} or one of them with _svd",
+            seen=f"expected a number above 0 and at most 1, with {', '.join(PRUNING)}",
             fix="leave it out, or take one of these methods",
         )
     if options.rank is not None and (not options.method.endswith("svd") or options.rank < 1):
