@@ -40,6 +40,14 @@ def read(*lines):
         (["[RANK0] Epoch 1 | Iter 100 | Train Loss 2.31"], {"step": 100, "loss": 2.31}),
         (["step 3 loss 2.0 1,234 tok/s"], {"step": 3, "loss": 2.0, "tokens_per_s": 1234.0}),
         (["step 3 loss 2.0", "step 4 loss nan"], {"step": 4}),
+        (["step 3 loss 2.0", "epoch 1 loss 1.9"], {"step": 3, "loss": 2.0}),
+        (["[train] test/run.py:3 step 3 loss 2.0", "[eval] step 9 loss 1.9"], {"step": 3, "loss": 2.0}),
+        (["step 10: val acc 0.3, train loss 2.0"], {"step": 10, "loss": 2.0}),
+        (["Epoch 1/3:  12%|#| 3/25 [00:00<00:01, 12.3it/s, loss=2.3]"], {"step": 3, "loss": 2.3}),
+        (
+            ["Epoch 0/3: 100%|#| 25/25 [00:00<00:01, 1it/s]", "Epoch 1/3:  12%|#| 3/25 [00:00<00:01, 1it/s]"],
+            {"step": 28},
+        ),
     ],
 )
 def test_what_trainers_print(lines, figures):
@@ -56,6 +64,10 @@ def test_what_trainers_print(lines, figures):
         "loss function: mse",
         "[RANK0] Epoch 1 | Iter 0 | Eval Loss 2.31",
         "step 20: val loss 3.1",
+        "Validation step 3/10 loss=2.4",
+        "test iter 20 | loss: 2.4",
+        "sec/step: 0.3 loss: 2.0",
+        "Epoch 1 validation:  20%|#| 1/5 [00:01<00:02, 1.2it/s, loss=2.3]",
         "{'loss': 2.3}",
         "{'train_runtime': 10.0, 'train_loss': 2.3, 'step': 5}",
         "Tokenizing train dataset:  50%|##### | 500/1000 [00:00<00:00, 9 examples/s]",

@@ -31,7 +31,8 @@ BAR = re.compile(
 )
 """One state of a bar of tqdm: `Epoch 1:  12%|#2   | 3/25 [00:03<00:21,  1.02it/s, loss=2.31]`."""
 STEP = re.compile(
-    r"(?<![\w-])(?:global[_ ]step|steps?|iteration|iter|batch_idx)[\"']?\s*[:=#|]?\s*\[?\s*(\d+)(?:\s*/\s*(\d+))?",
+    r"(?<![\w-])(?:global[_ ]step|steps?|iteration|iter|batch_idx)[\"']?\s*[:=#|]?\s*\[?\s*"
+    r"(\d+)(?!\d|\.\d)(?:\s*/\s*(\d+))?",
     re.IGNORECASE,
 )
 LOSS = re.compile(
@@ -48,7 +49,12 @@ SPEED = re.compile(
 )
 TOKENS = re.compile(rf"\bnum(?:_input)?_tokens(?:_seen)?{BETWEEN}({NUMBER})")
 """Tokens of all ranks so far, as TRL prints."""
-EPOCH = re.compile(r"\bepoch\s*(\d+)", re.IGNORECASE)
+EPOCH = re.compile(r"\bepoch\s*(\d+)(\s*/\s*\d+)?", re.IGNORECASE)
+"""Epochs count from 0, as Lightning's do, but `1/3` and so on from 1."""
+HELD_OUT = re.compile(
+    r"(?<![\w./-])(?:val|valid|validation|validating|eval|evaluation|evaluating|test|testing)(?![\w./-])", re.IGNORECASE
+)
+"""A word before a loss that makes it one of other data than that of the training."""
 NAMED = re.compile(r"\W*(?:r\d+ )?(?:epochs?|steps?|iter|iterations?|train|training|loss)\b", re.IGNORECASE)
 """How the name of a bar of the training begins, if it has one; others load, tokenise, evaluate."""
 ROWS_READ = "examples/s"
@@ -152,19 +158,25 @@ class LineReader:
         self._clock = clock
         self._bar_steps: Optional[int] = None
         """The length of the bar of the training: of the first bar that may be one."""
+        self._epochs_from_0 = False
         self._tokens: List[float] = []
         """Tokens so far, and when that was read."""
 
     def read(self, line: str) -> bool:
         """Take one line; whether there is something new and a step is known."""
         line = SPACES.sub(" ", ESCAPES.sub("", line))
-        bar = BAR.search(line)
+        bar = BAR.search(line) if "%" in line else None
         if bar is not None:
             return self._bar(bar)
         losses = [found for found in LOSS.finditer(line) if (found["of"] or "train").lower() in TRAINING]
         if not losses or "train_runtime" in line:  # the second: a summary at the end
             return False
+        is_of_training = (losses[0]["of"] or "").lower().startswith("train")
+        if not is_of_training and HELD_OUT.search(line, 0, losses[0].start()):
+            return False
         step = STEP.search(line)
+        if step is None and self._bar_steps is None and self.figures["step"] is not None:
+            return False  # of an epoch, for example
         if step is not None:
             self.figures["step"] = int(step[1])
             self.figures["steps"] = int(step[2]) if step[2] else self.figures["steps"]
@@ -173,13 +185,14 @@ class LineReader:
 
     def _bar(self, bar: Any) -> bool:
         words, step, steps = bar["words"] or "", int(bar["step"]), int(bar["steps"])
-        is_other = (words.strip() and not NAMED.match(words)) or ROWS_READ in bar["rest"]
+        is_other = (words.strip() and not NAMED.match(words)) or HELD_OUT.search(words) or ROWS_READ in bar["rest"]
         if is_other or (self._bar_steps or steps) != steps:
             return False
         self._bar_steps = steps
         epoch = EPOCH.search(words)
         if epoch is not None:
-            step = int(epoch[1]) * steps + step
+            self._epochs_from_0 = self._epochs_from_0 or epoch[2] is None or int(epoch[1]) == 0
+            step = (int(epoch[1]) - (not self._epochs_from_0)) * steps + step
         loss = next((each for each in LOSS.finditer(bar["rest"]) if (each["of"] or "train").lower() in TRAINING), None)
         same = step == self.figures["step"] and loss is None
         self.figures.update(step=step, steps=steps if epoch is None else None)  # of how many epochs is not said
