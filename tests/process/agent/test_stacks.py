@@ -184,7 +184,8 @@ class Optimizer:
             hook(self, (), {})
 """
 TRAINS = """
-import sys
+import importlib.util, sys
+importlib.util.find_spec("torch.optim.optimizer")  # as those do who ask whether there is one
 from torch.optim.optimizer import Optimizer
 first, second = Optimizer(), Optimizer()
 first.step(), second.step(), second.step()

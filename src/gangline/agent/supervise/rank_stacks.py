@@ -91,6 +91,7 @@ class StepCounter:
 
     def __init__(self, path: str) -> None:
         self._path, self._steps, self._at = path, 0, 0.0
+        self._pid = 0
         self._counted: int | None = None
         """The optimizer; one that averages weights, or that of a second model, is not counted."""
 
@@ -100,7 +101,6 @@ class StepCounter:
         """The module's own spec, with what is to be done once it has run; None for all others."""
         if name != OPTIMIZERS:
             return None
-        sys.meta_path.remove(self)
         from importlib.machinery import PathFinder
 
         spec = PathFinder.find_spec(name, path)
@@ -109,6 +109,8 @@ class StepCounter:
 
             def run_and_count(module: ModuleType) -> None:
                 run(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 # torch 2.0 and later; without it nothing is counted
                 register = getattr(module, "register_optimizer_step_post_hook", None)
 
@@ -119,6 +121,7 @@ class StepCounter:
 
                 if register is not None:
                     register(hook)
+                    atexit.register(self.write_last)
 
             setattr(spec.loader, "exec_module", run_and_count)  # noqa: B010 - it is declared as a method
         return spec
@@ -132,12 +135,20 @@ class StepCounter:
         self._steps += 1
         now = time.monotonic()
         if now - self._at >= COUNT_S:
-            self._at = now
-            try:
-                with open(self._path, "w") as stream:  # noqa: PTH123 - as above
-                    stream.write(str(self._steps))
-            except OSError:  # a full disk does not end the training
-                pass
+            self._at, self._pid = now, os.getpid()
+            self._write()
+
+    def write_last(self) -> None:
+        """The program ends: the number may be of some steps ago. A child that counts none leaves it alone."""
+        if self._pid == os.getpid():
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            with open(self._path, "w") as stream:  # noqa: PTH123 - as above
+                stream.write(str(self._steps))
+        except OSError:  # a full disk does not end the training
+            pass
 
 
 def leave() -> None:
@@ -166,7 +177,7 @@ if __name__ == MODULE:
     stacks = os.environ.pop("GANGLINE_STACKS", os.devnull)
     listen(stacks)
     if stacks != os.devnull:
-        sys.meta_path.insert(0, StepCounter(stacks.replace(".stacks", ".count")))
+        sys.meta_path.insert(0, StepCounter(stacks[: -len(".stacks")] + ".count"))
     leave()
     sys.path.append(HERE.rpartition("/")[0] + "/hooks")
     run_next()
