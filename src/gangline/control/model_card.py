@@ -5,8 +5,10 @@ It is written to be shown to strangers. Hosts get stand-ins, folders of this com
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -25,7 +27,10 @@ from gangline.serve.evaluation import score_rows
 CARD, CURVE = "README.md", "loss.svg"
 SECTIONS = ("The run", "Job", "Machines", "Speed against the plan", "Where the time went")
 """Sections of `gangline summary` that the card has as well."""
-_PATH = re.compile(r"(?:file://|(?<![\w:/.~]))(?:~[\w.-]*)?((?:/[^\s/'\",:;\[\]{}()|]+)+)/?")
+_PATH = re.compile(r"(?:file://|(?<![\w/.~]))(?:~[\w.-]*)?((?:/[^\s/'\",:;\[\]{}()|]+)+)/?")
+
+_QUOTED = re.compile(r"([\"'])[/~][^\"'\n]{0,500}/([^\"'\n/]{1,255})/?\1")
+"""A path in quotes, which may have spaces in it."""
 
 
 def write_card(folder: Path, run: RunRecords) -> None:
@@ -174,8 +179,9 @@ class _Private:
         hosts = [facts.host for facts in run.inventory.hosts] if run.inventory else []
         hosts += [rank.host for rank in run.plan.ranks] if run.plan else []
         hosts += [each.host for each in run.figures.ranks.values()]
+        hosts += [platform.node(), platform.node().partition(".")[0]]
         secrets: Iterable[str] = [value for name, value in os.environ.items() if SECRET_NAME.search(name)]
-        self._redaction = Redaction(hosts=dict.fromkeys(hosts), secrets=secrets)
+        self._redaction = Redaction(hosts=filter(None, hosts), users=[_account()], secrets=secrets)
 
     def text(self, text: str) -> str:
         """Without names of machines and accounts, secrets, and the folders in which files lie."""
@@ -194,4 +200,12 @@ class _Private:
 
 def without_folders(text: str) -> str:
     """A text in which absolute paths are the names of their files alone."""
+    text = _QUOTED.sub(lambda found: found[1] + found[2] + found[1], text)
     return _PATH.sub(lambda found: found[1].rpartition("/")[2], text)
+
+
+def _account() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # an account without a name, as in a container
+        return "root"

@@ -80,9 +80,11 @@ def test_a_card_says_what_was_trained_on_what_how_it_went_and_how_to_repeat_it(r
 
 def test_nothing_private_is_in_a_card(run: RunRecords, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "of-the-shell-9")
-    typed = dataclasses.replace(TYPED, words=(*TYPED.words, "note=of-the-shell-9"))
+    monkeypatch.setattr("getpass.getuser", lambda: "carol")
+    monkeypatch.setattr("platform.node", lambda: "workbench.lan")
+    typed = dataclasses.replace(TYPED, words=(*TYPED.words, "note=of-the-shell-9", "rows/carol/x", "workbench"))
     text = card_text(dataclasses.replace(run, typed=typed), NOTE, has_curve=False)
-    for private in ("/home", "alice", "/srv", "pc1", "pc2", SECRET, "of-the-shell-9"):
+    for private in ("/home", "alice", "/srv", "pc1", "pc2", SECRET, "of-the-shell-9", "carol", "workbench"):
         assert private not in text
 
 
@@ -148,6 +150,9 @@ def test_the_card_of_merged_adapters_names_each_with_its_weight(tmp_path: Path) 
         ("model=/home/alice/llama/", "model=llama"),
         ("file:///srv/x.txt ~/jobs/a.yaml ~bob/b", "x.txt a.yaml b"),
         ("kettles/base https://example.org/a/b and/or 3 / 4", "kettles/base https://example.org/a/b and/or 3 / 4"),
+        ("train: '/home/alice lee/rows x.jsonl' \"~/a b/\"", "train: 'rows x.jsonl' \"a b\""),
+        ("nfs:/export/alice/x PATHS=/home/alice/a:/home/alice/b", "nfs:x PATHS=a:b"),
+        ("http://[::1]:80/a http://host:80/a/b", "http://[::1]:80/a http://host:80/a/b"),
         ("./rows/tea.jsonl ../x/y", "./rows/tea.jsonl ../x/y"),
     ],
 )
