@@ -95,6 +95,8 @@ def refused(folder, *, what):
         base = folder / (f"base{number}" if what == "bases" else "base")
         write_model(base, "llama")
         more = {"use_dora": True} if what == "dora" and number else {}
+        more |= {"layers_to_transform": [number]} if what == "layers" else {}
+        more |= {"exclude_modules": ["q_proj"]} if what == "excluded" and not number else {}
         adapter(folder / f"a{number}", base, seed=number, **more)
         words += ["--adapter", str(folder / f"a{number}"), f"--weight={'nan' if what == 'weight' else 1}"]
     if what == "no-weights":

@@ -66,6 +66,8 @@ def test_unlike_ranks_are_refused_where_matrices_are_added(run, method):
     ("what", "words"),
     [
         ("bases", "the adapters lie over different base models"),
+        ("layers", "the adapters choose their layers differently"),
+        ("excluded", "the adapters choose their layers differently"),
         ("dora", "cannot be merged with another adapter"),
         ("weight", "an adapter has the weight nan"),
         ("no-weights", "holds no adapter"),

@@ -42,8 +42,11 @@ UNMERGED = {
     "target_parameters": "adapters of parameters",
     "lora_bias": "biases of adapters",
     "layer_replication": "layers that are repeated",
+    "alora_invocation_tokens": "tokens from which on it works",
 }
 """Keys of adapter_config.json that `add_weighted_adapter` leaves out or refuses."""
+SELECTING = ("layers_to_transform", "layers_pattern", "exclude_modules")
+"""Keys that choose layers, of which the new adapter gets those of the first: layers of the others would be lost."""
 _EXACT = 1e-4
 
 
@@ -156,13 +159,11 @@ def refuse_unlike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]],
                 seen=f"it has {', '.join(kinds)}; expected matrices A and B alone",
                 fix="merge each into its base model instead: gangline export RUN --merged",
             )
-    bases = [(config.get("base_model_name_or_path"), config.get("revision")) for config in configs]
+    bases = [(config.get("base_model_name_or_path"), config.get("revision") or "main") for config in configs]
     if len(set(bases)) > 1:
         raise ModelError(
             "the adapters lie over different base models",
-            seen=", ".join(
-                f"{folder}: {base} {revision or ''}".strip() for folder, (base, revision) in _zip(folders, bases)
-            ),
+            seen=", ".join(f"{folder}: {base} {revision}" for folder, (base, revision) in _zip(folders, bases)),
             fix="merge adapters of one base model; where it lies twice, write one path into each adapter_config.json",
         )
     ranks = [(config["r"], tuple(sorted((config.get("rank_pattern") or {}).items()))) for config in configs]
@@ -174,6 +175,12 @@ def refuse_unlike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]],
             ),
             fix="--method cat or svd, which take any ranks",
         )
+    if unlike := [key for key in SELECTING if any(_chosen(each, key) != _chosen(configs[0], key) for each in configs)]:
+        raise ModelError(
+            "the adapters choose their layers differently",
+            seen=f"unlike {' and '.join(unlike)} in adapter_config.json; layers of one would be left out",
+            fix="merge each into the base model in turn instead: gangline export RUN --merged",
+        )
     kinds_of_targets = {type(config.get("target_modules")) for config in configs}
     if len(kinds_of_targets) > 1:
         raise ModelError(
@@ -181,6 +188,12 @@ def refuse_unlike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]],
             seen="a pattern and a list of names in target_modules of adapter_config.json",
             fix="write the names of the layers into both",
         )
+
+
+def _chosen(config: Mapping[str, Any], key: str) -> list[str]:
+    """The value of a key that chooses layers, whatever the order."""
+    value = config.get(key)
+    return sorted(map(str, value)) if isinstance(value, list) else [] if value is None else [str(value)]
 
 
 def _zip(folders: Sequence[Path], values: Sequence[Any]) -> list[tuple[Path, Any]]:
