@@ -76,6 +76,8 @@ class Hub:
         self.requests: list[str] = []
         self.faults: deque[Fault] = deque()
         self.held = threading.Event()
+        self.makes_private = False
+        """As an organization may have it: a new repository of which nothing is said is private."""
         self.hold = ""
         """A request whose method and path match waits here until the test ends; `held` is set then."""
         self._parts: dict[str, dict[int, bytes]] = {}
@@ -238,7 +240,8 @@ class _Answers(BaseHTTPRequestHandler):
         if name in self.hub.repositories:
             self._json({"error": "You already created this model repo", "url": f"{self.hub.url}/{name}"}, status=409)
             return
-        private = asked.get("visibility") == "private" or bool(asked.get("private"))
+        said = asked.get("visibility") or {True: "private", False: "public"}.get(asked.get("private"))
+        private = said == "private" or (said is None and self.hub.makes_private)
         self.hub.repositories[name] = Repository(private=private, files={".gitattributes": b"*.bin filter=lfs\n"})
         self._json({"url": f"{self.hub.url}/{name}", "name": name, "id": name})
 

@@ -89,7 +89,8 @@ def send(api: Any, folder: Path, options: argparse.Namespace, *, say: Callable[[
     from huggingface_hub import CommitOperationAdd
 
     name = options.to
-    _patiently(lambda: api.create_repo(name, private=options.private, exist_ok=True))
+    # None, not False: an organization may have new repositories private unless it is told otherwise
+    _patiently(lambda: api.create_repo(name, private=options.private or None, exist_ok=True))
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     adds = []
     for path in paths:

@@ -68,6 +68,12 @@ def test_all_files_come_in_one_commit_and_a_second_call_sends_nothing(
     assert len(kettle.commits) == 1
 
 
+def test_who_makes_new_repositories_private_is_not_overruled(hub: Hub, tmp_path: Path, folder: Path) -> None:
+    hub.makes_private = True
+    last(publish(hub, tmp_path, str(folder)))
+    assert hub.repositories["tea/kettle"].private
+
+
 def test_a_push_that_was_killed_goes_on_with_what_is_missing(hub: Hub, tmp_path: Path, folder: Path) -> None:
     second = sorted(SIZES)[1]
     hub.hold = r"commit/main"
