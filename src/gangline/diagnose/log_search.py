@@ -7,6 +7,7 @@ line. Patterns are tried only in lines that have a word of theirs, and in the li
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -84,11 +85,26 @@ _NO_TROUBLE = re.compile(
 """Words of a program that goes on."""
 _PROGRESS = re.compile(r"(?i)\b(?:step|epoch|iter(?:ation)?s?|loss|saved|it/s)\b")
 _LOSS = re.compile(
-    r"(?i)(?<![a-z_])(?:train(?:ing)?[_ /])?loss['\"]?[:= ]{1,4}['\"]?(\d{1,9}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?)\b"
+    r"(?i)(?<![a-z_])(?:train(?:ing)?[_ /])?loss['\"]?[:=| ]{1,24}['\"]?(\d{1,9}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?)\b"
 )
 _GRADIENT = re.compile(
-    r"(?i)\bgrad(?:ient)?[_ ]?norm['\"]?[:= ]{1,6}['\"]?(\d{1,12}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?)\b"
+    r"(?i)\bg(?:rad(?:ient)?)?[_ ]?norm['\"]?[:=| ]{1,24}['\"]?(\d{1,12}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?)\b"
 )
+_NOT_A_NUMBER = re.compile(r"(?i)(?<![a-z])(?:loss|cost|perplexity|ppl|nll)['\"]?[:=| ]{1,24}['\"]?nan\b")
+_LOSS_SCALE = re.compile(
+    r"(?i)(?<![a-z])loss[_ -]?scale['\"]?(?:[:=| ]{1,24}| to )['\"]?"
+    r"(-?\d{1,12}(?:\.\d{1,18})?(?:e[+-]?\d{1,3})?)"
+)
+_ACCURACY = re.compile(r"(?i)(?<![a-z])acc(?:uracy)?['\"]?[:=| ]{1,24}['\"]?(0?\.\d{1,18})\b")
+_AT_CHANCE, _CLASSES, _NEAR_LOSS, _NEAR_ACCURACY = 4, range(2, 101), 0.002, 0.03
+"""So many losses and accuracies in a row that are those of a guess among so many classes; how near to them: the loss
+absolutely, the accuracy as a part of it."""
+_WAITING = "watchdog-waiting"
+_WAITED_FOR = re.compile(
+    r"\[Rank (\d{1,6})\] (?:Watchdog c|C)aught collective operation timeout: WorkNCCL\(SeqNum=(\d{1,12}),"
+)
+_FAR_BEHIND = 0.9
+"""Of the next smallest number: a collective whose number is below that part of it is far behind."""
 _LEAST_VALUES, _LOSS_FACTOR, _LOSS_STEP, _GRADIENT_FACTOR = 3, 3.0, 2.0, 100.0
 """A loss has left its course where, after so many values or more, its last value is so many times the median of those
 before and so much above it; a gradient norm, where one is so many times the median of all."""
@@ -214,6 +230,8 @@ class LogSearch:
         self._class_by_shape: dict[str, _Pattern] = {}
         self._raised_last = ("", 0, "")
         """The last exception that is no cause: its id, the number of its line, its words."""
+        self._waited_for: dict[int, str] = {}
+        """By number of a collective in which a rank waited: that rank."""
         self._ignores = 0
         """Up to this line the next exception is one that Python ignores."""
         self._traceback = -_TRACEBACK_LINES
@@ -235,8 +253,22 @@ class LogSearch:
         self._search(len(self._begun))
         if all(each.level == "noise" for each in self._found.values()):
             self._look_for_trouble()
+        self._name_who_is_behind()
         counted = [replace(each, times=self._times[each.id]) for each in self._found.values()]
         return sorted(counted, key=lambda each: each.order)
+
+    def _name_who_is_behind(self) -> None:
+        """Say of ranks that waited in vain which one is far behind the others, if one is."""
+        numbers = sorted(self._waited_for)
+        if len(numbers) < 2 or numbers[0] >= _FAR_BEHIND * numbers[1]:
+            return
+        told = self._found[_WAITING]
+        others = f"{numbers[1]} to {numbers[-1]}" if len(numbers) > 2 else str(numbers[1])
+        means = (
+            f"rank {self._waited_for[numbers[0]]} waited in its collective number {numbers[0]}, others in {others}: "
+            "if they are of one process group, that rank is the one behind, and the others waited for it"
+        )
+        self._found[_WAITING] = replace(told, means=means)
 
     def _search(self, count: int) -> None:
         lines, shapes, before = self._begun, self._shapes, self.lines
@@ -351,8 +383,10 @@ class LogSearch:
         texts = [line[:_WINDOW].decode("utf-8", "replace") for line in lines]
         last = next((text.strip() for text in reversed(texts) if text.strip()), "")
         said = (
-            _rise(texts)
+            _not_a_number(texts)
+            or _rise(texts)
             or _standing_loss(texts)
+            or _chance(texts)
             or (f"the log ends with: {last[: LINE_CHARS // 2]}" if _WAITS.search(last) else "")
         )
         if said:
@@ -436,6 +470,10 @@ class LogSearch:
 
     def _note(self, pattern: _Pattern, match: re.Match[str], number: int, line: bytes) -> None:
         self._times[pattern.id] += 1
+        if pattern.id == _WAITING and len(self._waited_for) < _MOST_CLASSED:
+            self._waited_for.update(
+                {int(found[2]): found[1] for found in _WAITED_FOR.finditer(line[:_WINDOW].decode("utf-8", "replace"))}
+            )
         before = self._found.get(pattern.id)
         if before is not None and not before.is_warned:
             return
@@ -461,6 +499,32 @@ def _standing_loss(texts: Sequence[str]) -> str:
     losses = [found[1] for text in texts for found in _LOSS.finditer(text)][-_STANDING_LOSSES:]
     stands = len(losses) == _STANDING_LOSSES and len(set(losses)) == 1 and "." in losses[0] and float(losses[0]) > 0
     return f"the loss stands at {losses[0]}" if stands else ""
+
+
+def _chance(texts: Sequence[str]) -> str:
+    """What the last losses and accuracies say, where both are those of a guess."""
+    losses = [float(found[1]) for text in texts for found in _LOSS.finditer(text)][-_AT_CHANCE:]
+    accuracies = [float(found[1]) for text in texts for found in _ACCURACY.finditer(text)][-_AT_CHANCE:]
+    if min(len(losses), len(accuracies)) < _AT_CHANCE:
+        return ""
+    for classes in _CLASSES:
+        guessed = all(abs(loss - math.log(classes)) < _NEAR_LOSS for loss in losses)
+        if guessed and all(abs(each * classes - 1) < _NEAR_ACCURACY for each in accuracies):
+            return f"the loss stands at {math.log(classes):.3f} = ln {classes} and the accuracy at 1/{classes}"
+    return ""
+
+
+def _not_a_number(lines: Sequence[str]) -> str:
+    """That the loss is nan, with the loss scale or the gradient norm that goes with it; empty where it is a number."""
+    if not any(_NOT_A_NUMBER.search(line) for line in lines):
+        return ""
+    scales = [float(found[1]) for line in lines for found in _LOSS_SCALE.finditer(line)]
+    norms = [float(found[1]) for line in lines if (found := _GRADIENT.search(line))]
+    if scales and scales[-1] < max(1.0, scales[0]):
+        return f"the loss became nan, and the loss scale falls without an end, to {scales[-1]:g}"
+    if len(norms) > 1 and max(norms) > _GRADIENT_FACTOR:
+        return f"the loss became nan with a gradient norm of {norms[0]:g}, then {max(norms):g}"
+    return "the loss became nan"
 
 
 def _rise(lines: Sequence[str]) -> str:

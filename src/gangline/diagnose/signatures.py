@@ -184,7 +184,10 @@ SIGNATURES: dict[str, Signature] = {
         ),
         level="symptom",
         means="a process was killed by SIGKILL: mostly by the kernel, for memory, else by a person or a job system",
-        fix="look into the kernel log of its host (sudo dmesg -T); if it was memory, lower micro_batch",
+        fix="look into the kernel log of its host (sudo dmesg -T) and at the memory limit of its job or container; "
+        "if it was memory of the host: while weights are loaded, safetensors files, low_cpu_mem_usage=True and fewer "
+        "processes that load at once; while data are loaded, fewer loader workers and a dataset that is read from disk "
+        "or streamed in place of one held in memory whole; in a step, no offload to the CPU, and a lower micro_batch",
     ),
     "crashed": Signature(
         patterns=(
@@ -271,8 +274,11 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "no-kernels": Signature(
         patterns=("no kernel image is available for execution on the device",),
-        means="torch has no kernels for this card (E-SW-06)",
-        fix="a torch that is built for it, on all hosts: sm_120 needs one for CUDA 12.8 or newer",
+        means="torch (E-SW-06), or an extension that it called, was not compiled for this card",
+        fix="python -c 'import torch; print(torch.cuda.get_arch_list(), torch.cuda.get_device_capability())': a card "
+        "that is not in the list needs another torch, on all hosts (sm_120: one for CUDA 12.8 or newer); one that is "
+        "in it: the extension in the last lines of the traceback was compiled for other cards: compile it anew on a "
+        "host with this card, with TORCH_CUDA_ARCH_LIST or the -gencode lines of its build set to it",
     ),
     "gpu-lost": Signature(
         patterns=(
@@ -314,7 +320,9 @@ SIGNATURES: dict[str, Signature] = {
     "nccl-remote": Signature(
         patterns=("ncclRemoteError", "remote process exited or there was a network error"),
         means="this rank lost its connection to another, which has gone, or the network between them",
-        fix="look at what ended first",
+        fix="look at what ended first: the first error or exit of the other ranks, mainly on the host whose address "
+        "the next line gives; if all of them were well until then, it is the network: link down or errors in dmesg "
+        "and ip -s link (InfiniBand: ibstat, perfquery) of both hosts, and gangline check, which tries every pair",
         level="echo",
     ),
     "nccl-system": Signature(
@@ -366,8 +374,11 @@ SIGNATURES: dict[str, Signature] = {
     # --- models and data
     "weights-only": Signature(
         patterns=("Weights only load failed",),
-        means="a file holds more than tensors: loading it could run code, and was refused",
-        fix="use a safetensors version of the model",
+        means="a file holds more than tensors: loading it could run code, and torch.load refuses that (since torch 2.6 "
+        "unless it is told otherwise)",
+        fix="weights from elsewhere: use a safetensors version of the model; a checkpoint that a run of your own wrote "
+        "(optimizer, random state): allow the classes that the words name, torch.serialization.add_safe_globals([...]) "
+        "before it is loaded, or a newer version of the library that loads it, which does so itself",
     ),
     "remote-code": Signature(
         patterns=(

@@ -160,3 +160,35 @@ def test_an_exception_is_told_with_the_call_that_raised_it() -> None:
     )
     (told,) = found_in("Traceback (most recent call last):\nAttributeError: 'A' object has no attribute 'b'\n")
     assert "raised in" not in told.means
+
+
+WAITED = "[E ProcessGroupNCCL.cpp:458] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, Timeout(ms)=1) ran\n"  # fmt: skip
+
+
+def test_of_ranks_that_waited_in_vain_the_one_far_behind_is_named() -> None:
+    """As in https://github.com/pytorch/pytorch/issues/118369; numbers that are near to each other tell nothing."""
+    (told,) = found_in(WAITED.format(0, 96120) + WAITED.format(0, 96125) + WAITED.format(7, 64088))
+    assert told.means.startswith(
+        "rank 7 waited in its collective number 64088, others in 96120 to 96125: if they are of"
+    )
+    assert told.times == 3
+    (told,) = found_in(WAITED.format(0, 96120) + WAITED.format(7, 96117))
+    assert told.means.startswith("this rank waited in its collective number 96120")
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["Found NaN, decreased lg_loss_scale to -16199.3", "| loss | nan |", "lg_loss_scale to -16200.3"], "to -16200.3"),
+        (["Cost 314.0 : gNorm 20126.2", "Cost nan : gNorm 41172.8"], "a gradient norm of 20126.2, then 41172.8"),
+        (["| loss          | nan       |"], "training has diverged: the loss became nan;"),
+        (["loss  1.386393", "accuracy   0.249471", "acc 0.249 and loss 1.386"] * 2, "1.386 = ln 4 and the accuracy at 1/4"),
+        (["loss  0.6931", "accuracy   0.61"] * 4, ""),
+        (["loss  1.2", "accuracy   0.25"] * 4, ""),
+        (["loss_q0 1.2", "nan_count: 0", "loss: 1.31 gNorm: 2"], ""),
+    ],
+)  # fmt: skip
+def test_training_that_learns_nothing_is_told_from_its_own_figures(lines: list[str], told: str) -> None:
+    """As in threads 50 of guided-diffusion, 699 of marian-dev and 43 of r2c; what looks alike is not accused."""
+    found = found_in("\n".join(lines))
+    assert [told in each.means for each in found] == [True] * bool(told)
