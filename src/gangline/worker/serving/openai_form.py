@@ -79,8 +79,11 @@ def read_request(body: bytes, models: Sequence[str], *, is_chat: bool) -> ApiReq
     """Read a request. Raises Refusal: 400, or 404 for a model that is not served."""
     try:
         data = json.loads(body)
-    except ValueError as error:
-        raise Refusal(status=400, message=f"the body is no JSON: {error}") from None
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Refusal(status=400, message="the body has one half of a surrogate pair, which is no text") from None
+    except (ValueError, RecursionError) as error:
+        raise Refusal(status=400, message=f"the body is no JSON that can be read: {error}") from None
     if not isinstance(data, dict):
         raise Refusal(status=400, message="the body is no JSON object")
     data = {key: value for key, value in data.items() if value is not None and key not in _SILENT}

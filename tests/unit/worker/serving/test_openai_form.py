@@ -30,6 +30,21 @@ def test_a_request_is_read_with_the_forms_own_defaults():
     assert read(is_chat=False).question.max_tokens == 16
 
 
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b'{"model": "m"', "no JSON"),
+        (b"[" * 200_000, "no JSON"),
+        (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+        (b'{"model": "m", "\\ud800": 1}', "surrogate"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(body, word):
+    with pytest.raises(Refusal) as caught:
+        read_request(body, ["m"], is_chat=True)
+    assert (caught.value.status, word in caught.value.message) == (400, True)
+
+
 def test_what_says_nothing_about_the_answer_is_passed_over():
     assert read(user="me", n=1, logprobs=False, frequency_penalty=0.0, stop=None).question.stop == ()
 
