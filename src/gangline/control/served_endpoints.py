@@ -8,6 +8,7 @@ process however that ends.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import shutil
 import signal
@@ -37,6 +38,7 @@ from gangline.transport.local import our_python
 POLL_S = 0.2
 PREFIX = "serve-"
 """Before the name of a model: the run that it is of has that name already."""
+NAME_BYTES = 200
 EndpointPhase = Literal["loading", "serving", "stopped", "failed"]
 
 
@@ -110,18 +112,17 @@ def serve_model(asked: ServeRequest, *, home: Path, console: Console, on_ready: 
 
 def begin_endpoint(asked: ServeRequest, model: str, *, home: Path, console: Console) -> tuple[EndpointLayout, str]:
     """Serve in a process of its own; its files and its key once it answers. Raises the error with which it ended."""
+    if "/" in model or not model.isprintable() or len(model.encode()) > NAME_BYTES:
+        raise UsageError(
+            f"an endpoint cannot be called {PREFIX}{model}",
+            seen=f"expected a name for a folder: up to {NAME_BYTES} bytes that can be printed, without /",
+            fix="give the model another name (--name), or leave --detach out",
+        )
     layout = EndpointLayout(home, PREFIX + model)
-    if (old := read_endpoint(layout)) is not None:
-        if not old.ended:
-            raise UsageError(
-                f"{layout.endpoint_id} is {old.phase} already",
-                seen=f"at {old.url or 'no address yet'}",
-                fix=f"gangline stop {layout.endpoint_id}, or serve it by another name: --name",
-            )
-        shutil.rmtree(layout.folder)
     layout.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    asked.save(layout.request)
     with os.fdopen(os.open(layout.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
+        _claim(layout, log.fileno())
+        asked.save(layout.request)
         process = subprocess.Popen(
             our_python("gangline.control.served_endpoints", str(layout.folder)),
             stdin=subprocess.DEVNULL,
@@ -135,6 +136,23 @@ def begin_endpoint(asked: ServeRequest, model: str, *, home: Path, console: Cons
         process.terminate()
         process.wait()
         raise
+
+
+def _claim(layout: EndpointLayout, log: int) -> None:
+    """Lock the log: the endpoint and its worker inherit it, so the lock lasts while anything of them runs."""
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        old = read_endpoint(layout)
+        phase = "starting" if old is None else "ending" if old.ended else old.phase
+        raise UsageError(
+            f"{layout.endpoint_id} is {phase} already",
+            seen=f"at {(old.url if old else None) or 'no address yet'}",
+            fix=f"gangline stop {layout.endpoint_id}, or serve it by another name: --name",
+        ) from None
+    for path in (layout.state, layout.key):
+        path.unlink(missing_ok=True)
+    os.ftruncate(log, 0)
 
 
 def _await_key(layout: EndpointLayout, process: subprocess.Popen[bytes], console: Console) -> str:
@@ -169,7 +187,7 @@ def list_endpoints(home: Path) -> list[tuple[str, EndpointState]]:
 def find_endpoint(home: Path, name: str) -> EndpointLayout | None:
     """The endpoint of exactly that name."""
     layout = EndpointLayout(home, name)
-    is_one = name.startswith(PREFIX) and "/" not in name and layout.state.is_file()
+    is_one = name.startswith(PREFIX) and "/" not in name and layout.log.is_file()
     return layout if is_one else None
 
 
@@ -187,6 +205,12 @@ def endpoint_log(layout: EndpointLayout, *, follow: bool) -> Iterator[str]:
 def stop_endpoint(layout: EndpointLayout) -> str:
     """End an endpoint and wait until nothing of it runs; one that has ended is taken off the list. What was done."""
     state = read_endpoint(layout)
+    if state is None and _is_locked(layout):
+        raise UsageError(
+            f"{layout.endpoint_id} is starting",
+            seen="its process has not begun to load the model",
+            fix="the same command again, in some seconds",
+        )
     if state is None or state.ended:
         shutil.rmtree(layout.folder)
         return "had ended, and is off the list"
@@ -202,6 +226,15 @@ def stop_endpoint(layout: EndpointLayout) -> str:
             )
         time.sleep(POLL_S)
     return "stopped"
+
+
+def _is_locked(layout: EndpointLayout) -> bool:
+    with layout.log.open("rb") as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def main(argv: Sequence[str]) -> int:
