@@ -12,6 +12,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -116,6 +118,14 @@ def _tiny(kind):
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2}
     experts = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0}
+    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    ropes |= {"full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+    chunks = {
+        "attention_chunk_size": 64,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 48,
+        "no_rope_layers": [1] * 4,
+    }
     old = {"vocab_size": 300, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
     states = {"vocab_size": 300, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "initializer_range": 0.2}
     classes, config = {
@@ -125,6 +135,8 @@ def _tiny(kind):
         "learned positions": (GPT2LMHeadModel, lambda: GPT2Config(**old, n_embd=32, n_positions=128)),
         "positions in the scores": (BloomForCausalLM, lambda: BloomConfig(**old, hidden_size=32)),
         "long rope": (LlamaForCausalLM, lambda: LlamaConfig(**more, rope_parameters={**rope, "rope_theta": 1e4})),
+        "ropes": (Gemma3ForCausalLM, lambda: Gemma3TextConfig(**more, **kinds, rope_parameters=ropes)),
+        "chunks": (Llama4ForCausalLM, lambda: Llama4TextConfig(**more, **chunks)),
         "states": (MambaForCausalLM, lambda: MambaConfig(**states)),
     }[kind]
     return classes(config())
@@ -205,6 +217,57 @@ def beside_a_long_prompt(folder):
         alone[-1].wait()
     opened.close()
     return {"between": between, "same": [first.text, others[0].text] == [each.text for each in alone]}
+
+
+def after_an_answer_without_numbers():
+    """Whether the answer in the row of one whose keys and values were NaN has the logits of plain passes."""
+    model = _tiny("learned positions").eval()
+    passes, _ = open_passes(model, num_rows=3, context=100, shapes=layer_shapes(model))
+    kept, before, broken = passes.open(), passes.open(), passes.open()
+    bias = model.transformer.h[1].attn.c_attn.bias
+    sound = bias.detach().clone()
+    with torch.inference_mode():
+        passes.step(model, [kept, before], [[5] * 40, [6] * 3])
+        bias.fill_(float("nan"))
+        ill = passes.step(model, [broken], [[7] * 30])
+        bias.copy_(sound)
+        passes.close(before)
+        passes.close(broken)
+        fresh = [passes.open(), passes.open()]
+        seen = passes.step(model, [kept, *fresh], [[8], [9, 10], [11]])
+        expected = model(input_ids=torch.tensor([[9, 10]])).logits[0, -1]
+    return {"was NaN": bool(ill.isnan().all()), "same": torch.allclose(seen[1], expected, atol=1e-4)} | {
+        "all are numbers": bool(seen.isfinite().all())
+    }
+
+
+def after_a_device_error(folder):
+    """The errors of an answer whose logits cannot be read from the device, and the end of the next one."""
+    opened = open_engine("transformers", Served(name="m", folder=model_folder(folder), num_parallel=2))
+    step = opened._passes.step
+
+    def broken(*arguments):
+        opened._passes.step = step
+        return step(*arguments).to("meta")
+
+    opened._passes.step = broken
+    last = []
+    for _ in range(2):
+        heard = Heard()
+        opened.ask(Question(model="m", text="tea", max_tokens=2, temperature=0), heard)
+        last.append(heard.wait())
+    opened.close()
+    return [type(last[0].error).__name__, last[1].finish]
+
+
+def adapter_as_base(folder):
+    """The refusal of an adapter by the name of the model below it."""
+    exported(folder)
+    try:
+        open_engine("transformers", Served(name="base", folder=Path(folder) / "out"))
+    except GanglineError as error:
+        return error.what
+    return "none"
 
 
 def cache_plans(folder):

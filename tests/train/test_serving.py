@@ -85,6 +85,8 @@ def test_rows_that_join_and_leave_have_the_tokens_of_plain_passes_and_each_token
     [
         ("positions in the scores", "a batch was tried"),
         ("long rope", "longrope"),
+        ("ropes", "dynamic"),
+        ("chunks", "by chunks"),
         ("states", "keep more than keys and values"),
     ],
 )
@@ -98,6 +100,19 @@ def test_a_long_prompt_is_taken_in_parts_between_which_others_get_tokens(pool, t
     seen = pool(1).run(cases_serving.beside_a_long_prompt, folder=str(tmp_path))[0]
     assert seen["between"] >= 12  # parts of 8 of 100 tokens
     assert seen["same"]
+
+
+def test_an_answer_without_numbers_leaves_nothing_in_its_row(pool):
+    seen = pool(1).run(cases_serving.after_an_answer_without_numbers)[0]
+    assert seen == {"was NaN": True, "same": True, "all are numbers": True}
+
+
+def test_an_error_that_a_device_tells_late_ends_its_answer_and_no_other(pool, tmp_path):
+    assert pool(1).run(cases_serving.after_a_device_error, folder=str(tmp_path))[0] == ["RunFailed", "length"]
+
+
+def test_an_adapter_is_not_hidden_by_the_model_below_it(pool, tmp_path):
+    assert "cannot be served as base" in pool(1).run(cases_serving.adapter_as_base, folder=str(tmp_path))[0]
 
 
 def test_the_cache_is_planned_within_the_free_memory_and_refused_beyond(pool, tmp_path):
@@ -193,6 +208,11 @@ def test_a_stream_has_the_text_of_the_whole_answer(client):
 def test_a_seed_repeats_an_answer(client):
     first, again, other = (complete(client, "tea", temperature=1, seed=seed).choices[0].text for seed in (3, 3, 4))
     assert first == again != other
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-38, 1e-6])
+def test_a_temperature_near_0_is_0(client, temperature):
+    assert complete(client, "tea", temperature=temperature).choices[0].text == complete(client, "tea").choices[0].text
 
 
 def test_a_stop_text_ends_the_answer(client):

@@ -37,6 +37,8 @@ from gangline.worker.tokenizer import load_tokenizer
 
 CLOSE_S = 60.0
 """A forward pass that has begun is not interrupted."""
+COLDEST = 1e-5
+"""A temperature below this is 0: logits divided by it leave the range of fp32."""
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +211,7 @@ class OwnLoop:
         try:
             with torch.inference_mode():
                 logits = self._passes.step(answers[0].voice.speaker.model, slots, fresh)
+                likeliest = logits.argmax(dim=-1).tolist()  # a GPU tells here what failed in the pass
         except Exception as error:  # out of memory, a model's own mistake: these answers fail, not all
             log.exception("answers failed")
             for answer in answers:
@@ -217,16 +220,15 @@ class OwnLoop:
         for answer, end in zip(answers, ends, strict=True):
             answer.num_cached = end
         whole = [number for number, answer in enumerate(answers) if answer.num_fresh == 0]
-        return self._take([answers[number] for number in whole], logits[whole])
+        return self._take([(answers[number], logits[number : number + 1], likeliest[number]) for number in whole])
 
-    def _take(self, answers: Sequence[_Answer], logits: torch.Tensor) -> list[_Answer]:
-        """Draw the next token of each answer and give its text; the answers that are over."""
-        likeliest = logits.argmax(dim=-1).tolist()
+    def _take(self, known: Sequence[tuple[_Answer, torch.Tensor, int]]) -> list[_Answer]:
+        """Draw the next token of each answer, from its logits and the likeliest one; the answers that are over."""
         over = []
-        for number, answer in enumerate(answers):
+        for answer, logits, likeliest in known:
             try:
                 with torch.inference_mode():
-                    token = _draw(answer, logits[number : number + 1], likeliest[number])
+                    token = _draw(answer, logits, likeliest)
                 answer.tokens.append(token)
                 piece = self._said(answer, token)
             except Exception as error:  # a tokenizer's own mistake, numbers that are none
@@ -263,6 +265,12 @@ def open_engine(served: Served) -> Engine:
         speaker = open_run(served.run, served.part)
     voices = {served.name: Voice(speaker=speaker, adapter="default" if _adapted(speaker.model) else None)}
     if _adapted(speaker.model):
+        if served.name == "base":
+            raise UsageError(
+                "an adapter cannot be served as base",
+                seen="base is the name of the model below it",
+                fix="give another name: --name",
+            )
         voices["base"] = Voice(speaker=speaker)
     for number, (name, folder) in enumerate(served.adapters, 1):
         if name in voices:
@@ -367,7 +375,7 @@ def _drawing(speaker: Speaker, question: Question) -> LogitsProcessorList:
     penalty = speaker.model.generation_config.repetition_penalty
     if penalty is not None and penalty != 1.0:
         steps.append(RepetitionPenaltyLogitsProcessor(penalty))
-    if question.temperature > 0:
+    if not _is_greedy(question):
         if question.temperature != 1.0:
             steps.append(TemperatureLogitsWarper(question.temperature))
         if question.top_p < 1.0:
@@ -375,8 +383,12 @@ def _drawing(speaker: Speaker, question: Question) -> LogitsProcessorList:
     return steps
 
 
+def _is_greedy(question: Question) -> bool:
+    return question.temperature < COLDEST
+
+
 def _generator(speaker: Speaker, question: Question) -> torch.Generator | None:
-    if question.seed is None or question.temperature == 0:
+    if question.seed is None or _is_greedy(question):
         return None
     return torch.Generator(device=speaker.model.device).manual_seed(question.seed)
 
@@ -386,7 +398,7 @@ def _draw(answer: _Answer, logits: torch.Tensor, likeliest: int) -> int:
     if answer.drawing:
         so_far = torch.tensor([answer.tokens], device=logits.device)
         logits = answer.drawing(so_far, logits)
-    if answer.question.temperature == 0:
+    if _is_greedy(answer.question):
         return int(logits.argmax(dim=-1)) if answer.drawing else likeliest
     drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=answer.generator)
     return int(drawn)

@@ -92,9 +92,10 @@ def open_passes(model: Any, *, num_rows: int, context: int, shapes: list[LayerSh
     if shapes is None:
         return SinglePasses(model), "its layers keep more than keys and values"
     config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if isinstance(rope, dict) and rope.get("rope_type") in MOVING_ROPE:
-        return SinglePasses(model), f"its positions are those of {rope['rope_type']}, which follow the longest answer"
+    if moving := _rope_types(config) & MOVING_ROPE:
+        return SinglePasses(model), f"its positions are those of {min(moving)}, which follow the longest answer"
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):  # longer than what is tried
+        return SinglePasses(model), "its attention is by chunks"
     try:
         reason = _difference(model, shapes)
     except Exception as error:  # any that an architecture raises for masks it does not know
@@ -103,6 +104,12 @@ def open_passes(model: Any, *, num_rows: int, context: int, shapes: list[LayerSh
     if reason:
         return SinglePasses(model), f"a batch was tried: {reason}"
     return BatchedPasses(model, num_rows=num_rows, context=context, shapes=shapes), ""
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The kinds of rotary positions: transformers keeps one set of parameters, or one for each kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return {each["rope_type"] for each in (rope, *rope.values()) if isinstance(each, dict) and "rope_type" in each}
 
 
 @torch.inference_mode()
@@ -189,11 +196,12 @@ class BatchedPasses:
     def close(self, slot: int) -> None:
         """Give a slot back; the last row takes its place, so that a pass of all rows copies nothing."""
         row, last = self._row_of.pop(slot), len(self._row_of)
-        if row == last:
-            return
-        moved = next(each for each, place in self._row_of.items() if place == last)
-        self._cache.move(last, row, length=self._lengths[last])
-        self._lengths[row], self._row_of[moved] = self._lengths[last], row
+        reached = max(self._lengths[row], self._lengths[last])
+        if row != last:
+            moved = next(each for each, place in self._row_of.items() if place == last)
+            self._cache.move(last, row, length=reached)
+            self._lengths[row], self._row_of[moved] = self._lengths[last], row
+        self._cache.clear(last, length=reached)
 
     def step(self, model: Any, slots: Sequence[int], fresh: Sequence[Sequence[int]]) -> torch.Tensor:
         """See `Passes`. Rows with fewer tokens than others are filled up on the right, into a column nobody reads."""
@@ -269,6 +277,11 @@ class RowCache(DynamicCache):
         """Copy the first columns of a row into another one."""
         for layer in (*self._keys, *self._values):
             layer[target, :, :length] = layer[source, :, :length]
+
+    def clear(self, row: int, *, length: int) -> None:
+        """Set the first columns of a row to zeros: an answer that had NaN leaves none to the next one."""
+        for layer in (*self._keys, *self._values):
+            layer[row, :, :length] = 0
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
