@@ -6,6 +6,7 @@ A backend adds that command (`AgentBackend.launcher`) and what its end means (`J
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -26,6 +27,7 @@ AGENT_FILE = "agent.pyz"
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 """Options of the ssh of launchers that use it."""
 END_S = 30.0
+LATE_S = 3.0
 TAIL_BYTES = 2000
 
 
@@ -79,10 +81,7 @@ class JobLauncherBackend(AgentBackend):
         if not any(status.reason == "unlaunched" for status in statuses):
             return statuses
         launcher = _of(request)
-        try:
-            failure = self.failure(launcher, transports[launcher.host])
-        except UNUSABLE:
-            failure = None
+        failure = self._failure_soon(launcher, transports[launcher.host])
         lost = ", ".join(status.host for status in statuses if status.reason == "unlaunched")
         failure = failure or RunFailed(
             f"{self.program} on {launcher.host} has lost {lost}",
@@ -95,6 +94,15 @@ class JobLauncherBackend(AgentBackend):
             else status
             for status in statuses
         ]
+
+    def _failure_soon(self, launcher: JobLauncher, head: Transport) -> RunFailed | None:
+        """See `failure`. Agents see that the launcher has ended a moment before its end is written."""
+        deadline = time.monotonic() + LATE_S
+        failure: RunFailed | None = None
+        with suppress(*UNUSABLE):
+            while (failure := self.failure(launcher, head)) is None and time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
+        return failure
 
     def stop(self, request: LaunchRequest, transports: Mapping[str, Transport], *, now: bool, **how: Any) -> list[str]:
         """See `Backend.stop`. It ends by itself with the last agent; one that does not is ended with `now`."""

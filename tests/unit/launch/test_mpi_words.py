@@ -2,10 +2,12 @@
 
 import pytest
 
-from gangline.errors import UsageError
-from gangline.launch.backend import HostRequest, LaunchRequest
+from gangline.errors import RunFailed, UsageError
+from gangline.launch.agents import AgentBackend
+from gangline.launch.backend import HostRequest, HostStatus, JobLauncher, LaunchRequest
 from gangline.launch.mpirun import HydraBackend, MpirunBackend
 from gangline.runs.cluster import Cluster, Host
+from tests.fakes.transport import FakeTransport
 
 OPENMPI = (
     "mpirun --bind-to none --oversubscribe --mca plm_rsh_agent ssh --mca oob_tcp_keepalive_time 15"
@@ -87,3 +89,15 @@ def test_hosts_with_several_ssh_ports_are_refused():
     request = LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=parts)
     with pytest.raises(UsageError, match=r"mpiexec\.hydra cannot reach all hosts"):
         HydraBackend().launcher(Cluster(name="home", hosts=hosts), request)
+
+
+def test_the_end_of_a_launcher_is_waited_for_where_its_agents_saw_it_first(monkeypatch):
+    begun = HostRequest(host="pc1", folder="/srv/a", rank_files="/srv/run", argv=(), env={})
+    launcher = JobLauncher(host="pc1", folder="/srv/run/mpirun", argv=("mpirun",))
+    request = LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=(begun,), launcher=launcher)
+    status = HostStatus(host="pc1", phase="ended", returncode=0, reason="unlaunched")
+    monkeypatch.setattr(AgentBackend, "poll", lambda *_arguments: [status])
+    backend, said = MpirunBackend(), [None, None, RunFailed("mpirun on pc1 was killed by signal 9", fix="look")]
+    monkeypatch.setattr(backend, "failure", lambda *_arguments: said.pop(0))
+    (found,) = backend.poll(request, {"pc1": FakeTransport("pc1")})
+    assert (found.error["what"], found.returncode, said) == ("mpirun on pc1 was killed by signal 9", 1, [])
