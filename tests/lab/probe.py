@@ -74,7 +74,15 @@ def report() -> str:
 
 
 def _trial(*, rootless: bool) -> str:
-    """What goes wrong when a lab of one host is built; "" if nothing does."""
+    """What goes wrong when a lab of one host is built; "" if nothing does.
+
+    Twice: on a busy machine a host may be too late for the first connection, and a whole process of tests would go
+    without a lab for it.
+    """
+    return _built(rootless=rootless) and _built(rootless=rootless)
+
+
+def _built(*, rootless: bool) -> str:
     from tests.lab.hosts import Lab
 
     try:
