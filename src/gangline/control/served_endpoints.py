@@ -25,12 +25,12 @@ from typing import Any, Literal, NoReturn
 from gangline.control.slurm_job import LogConsole
 from gangline.control.supervision import open_run
 from gangline.control.user_command import require_job
-from gangline.errors import GanglineError, RunFailed, UsageError
+from gangline.errors import GanglineError, RecordError, RunFailed, UsageError
 from gangline.provision.console import Console
 from gangline.runs.files import write_atomic
 from gangline.runs.layout import EndpointLayout
 from gangline.runs.record_versions import Record, load_if_there
-from gangline.runs.state import ProcessId, now_iso
+from gangline.runs.state import ProcessId, iso, now_iso
 from gangline.serve.run_model import complete, find_saved, is_model_folder
 from gangline.serve.served_model import END_S, Endpoint, serve_folder, serve_saved
 from gangline.transport.local import our_python
@@ -39,7 +39,8 @@ POLL_S = 0.2
 PREFIX = "serve-"
 """Before the name of a model: the run that it is of has that name already."""
 NAME_BYTES = 200
-EndpointPhase = Literal["loading", "serving", "stopped", "failed"]
+EndpointPhase = Literal["loading", "serving", "stopped", "failed", "damaged"]
+"""damaged: not written, but shown where the record cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class EndpointState(Record):
     @property
     def ended(self) -> bool:
         """Whether nothing of it runs."""
-        return self.phase in {"stopped", "failed"} or not self.process.is_alive
+        return self.phase in {"stopped", "failed", "damaged"} or not self.process.is_alive
 
     @property
     def shown(self) -> str:
@@ -180,8 +181,17 @@ def read_endpoint(layout: EndpointLayout) -> EndpointState | None:
 def list_endpoints(home: Path) -> list[tuple[str, EndpointState]]:
     """Every endpoint with its state, the newest first."""
     folders = (home / "endpoints").glob("*/")
-    found = [(folder.name, read_endpoint(EndpointLayout(home, folder.name))) for folder in folders]
+    found = [(folder.name, _listed(EndpointLayout(home, folder.name))) for folder in folders]
     return sorted(((name, state) for name, state in found if state), key=lambda each: each[1].created, reverse=True)
+
+
+def _listed(layout: EndpointLayout) -> EndpointState | None:
+    """Where an endpoint stands; one whose record is damaged is named, and hides no others."""
+    try:
+        return read_endpoint(layout)
+    except RecordError as error:
+        nobody, created = ProcessId(pid=0, start_ticks=0), iso(layout.folder.stat().st_mtime)
+        return EndpointState(target="", process=nobody, phase="damaged", error=error.to_json(), created=created)
 
 
 def find_endpoint(home: Path, name: str) -> EndpointLayout | None:
@@ -204,7 +214,12 @@ def endpoint_log(layout: EndpointLayout, *, follow: bool) -> Iterator[str]:
 
 def stop_endpoint(layout: EndpointLayout) -> str:
     """End an endpoint and wait until nothing of it runs; one that has ended is taken off the list. What was done."""
-    state = read_endpoint(layout)
+    try:
+        state = read_endpoint(layout)
+    except RecordError:
+        if _is_locked(layout):  # it runs, and nobody knows which process it is
+            raise
+        state = None
     if state is None and _is_locked(layout):
         raise UsageError(
             f"{layout.endpoint_id} is starting",

@@ -4,10 +4,19 @@ import fcntl
 
 import pytest
 
-from gangline.control.served_endpoints import ServeRequest, begin_endpoint, find_endpoint, stop_endpoint
-from gangline.errors import UsageError
+from gangline.control.served_endpoints import (
+    EndpointState,
+    ServeRequest,
+    begin_endpoint,
+    find_endpoint,
+    list_endpoints,
+    stop_endpoint,
+)
+from gangline.errors import RecordError, UsageError
 from gangline.provision.console import SILENT
 from gangline.runs.layout import EndpointLayout
+from gangline.runs.record_versions import write_record
+from gangline.runs.state import ProcessId
 
 ASKED = ServeRequest(target="/models/tiny", name=None, options=())
 
@@ -47,3 +56,21 @@ def test_an_endpoint_that_died_before_it_said_anything_has_its_log_and_can_be_ta
     assert find_endpoint(tmp_path, "serve-tiny") == layout
     assert "off the list" in stop_endpoint(layout)
     assert find_endpoint(tmp_path, "serve-tiny") is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"phase": 7}'])
+def test_a_damaged_record_hides_no_other_endpoint_and_is_named(starting, tmp_path, text):
+    layout, log = starting
+    layout.state.write_text(text)
+    whole = EndpointLayout(tmp_path, "serve-other")
+    whole.folder.mkdir()
+    process = ProcessId(pid=0, start_ticks=0)
+    write_record(whole.state, EndpointState(target="other", process=process, phase="stopped").to_json())
+    listed = dict(list_endpoints(tmp_path))
+    assert {name: state.shown for name, state in listed.items()} == {"serve-tiny": "damaged", "serve-other": "stopped"}
+    assert "state.json" in listed["serve-tiny"].cause.what
+    with pytest.raises(RecordError, match=r"state\.json"):
+        stop_endpoint(layout)  # its process may run: the lock says so
+    log.close()
+    assert "off the list" in stop_endpoint(layout)
+    assert list(dict(list_endpoints(tmp_path))) == ["serve-other"]
