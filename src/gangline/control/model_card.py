@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -28,7 +28,6 @@ CARD, CURVE = "README.md", "loss.svg"
 SECTIONS = ("The run", "Job", "Machines", "Speed against the plan", "Where the time went")
 """Sections of `gangline summary` that the card has as well."""
 _PATH = re.compile(r"(?:file://|(?<![\w/.~]))(?:~[\w.-]*)?((?:/[^\s/'\",:;\[\]{}()|]+)+)/?")
-
 _QUOTED = re.compile(r"([\"'])[/~][^\"'\n]{0,500}/([^\"'\n/]{1,255})/?\1")
 """A path in quotes, which may have spaces in it."""
 
@@ -36,7 +35,7 @@ _QUOTED = re.compile(r"([\"'])[/~][^\"'\n]{0,500}/([^\"'\n/]{1,255})/?\1")
 def write_card(folder: Path, run: RunRecords) -> None:
     """Write the card of a run into the folder of its export, beside the file gangline.json there."""
     note = read_json(folder / EXPORT_NOTE)
-    curve = next((each for each in _blocks_of(run, "Curves") if isinstance(each, PageCurve)), None)
+    curve = next((each for each in _sections_of(run).get("Curves", ()) if isinstance(each, PageCurve)), None)
     drawn = curve_svg(curve) if curve is not None else ""
     if drawn:
         write_atomic(folder / CURVE, drawn.encode())
@@ -45,11 +44,11 @@ def write_card(folder: Path, run: RunRecords) -> None:
 
 def card_text(run: RunRecords, note: Mapping[str, Any], *, has_curve: bool) -> str:
     """The card, a YAML head and Markdown. note: gangline.json of the export. has_curve: loss.svg lies beside it."""
-    private = _Private(run)
+    private, sections = _Private(run), _sections_of(run)
     title = f"{run.history.run.state.name if run.history.run.state else run.history.id}, step {note['step']}"
     lines = [*card_head(run, note), "", f"# {private.text(title)}", "", *_opening(run, note)]
     for name in SECTIONS:
-        if blocks := [private.block(each) for each in _blocks_of(run, name)]:
+        if blocks := [private.block(each) for each in sections.get(name, ())]:
             lines += ["", *markdown_section(name, blocks)]
         if name == "Machines" and (share := _shares(run, private)) is not None:
             lines += ["", *markdown_section("What each machine did", share)]
@@ -76,6 +75,10 @@ def card_head(run: RunRecords, note: Mapping[str, Any]) -> list[str]:
         head |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
     if data:
         head["datasets"] = data
+    return _yaml(head)
+
+
+def _yaml(head: Mapping[str, Any]) -> list[str]:
     return ["---", *(f"{name}: {json.dumps(value)}" for name, value in head.items()), "---"]
 
 
@@ -91,14 +94,7 @@ def write_merge_card(folder: Path) -> None:
     ]
     table = PageTable(header=("run", "step", "weight", "BLAKE2b-256 of its weights"), rows=rows)
     said = f"Merged by peft's add_weighted_adapter: {', '.join([note['merge']['method'], *how])}."
-    lines = [
-        "---",
-        *(f"{name}: {json.dumps(value)}" for name, value in head.items()),
-        "---",
-        "",
-        "# Merged adapter",
-        "",
-    ]
+    lines = [*_yaml(head), "", "# Merged adapter", ""]
     lines += [f"An adapter over `{base if is_hub_name(base) else PurePath(base).name}`, made of others.", ""]
     lines += markdown_section("What was merged", [table, PageText(lines=[said])])
     lines += ["", f"Written by gangline {__version__}."]
@@ -122,9 +118,12 @@ def _opening(run: RunRecords, note: Mapping[str, Any]) -> list[str]:
     return [f"{made}. Trained with gangline; this is step {note['step']} of run `{note['run']}`."]
 
 
-def _blocks_of(run: RunRecords, name: str) -> Sequence[Block]:
-    page = summary_page(run, secrets=[value for key, value in os.environ.items() if SECRET_NAME.search(key)])
-    return page.sections.get(name, ())
+def _sections_of(run: RunRecords) -> Mapping[str, Sequence[Block]]:
+    return summary_page(run, secrets=_secrets()).sections
+
+
+def _secrets() -> list[str]:
+    return [value for name, value in os.environ.items() if SECRET_NAME.search(name)]
 
 
 def _shares(run: RunRecords, private: _Private) -> list[Block] | None:
@@ -180,8 +179,7 @@ class _Private:
         hosts += [rank.host for rank in run.plan.ranks] if run.plan else []
         hosts += [each.host for each in run.figures.ranks.values()]
         hosts += [platform.node(), platform.node().partition(".")[0]]
-        secrets: Iterable[str] = [value for name, value in os.environ.items() if SECRET_NAME.search(name)]
-        self._redaction = Redaction(hosts=filter(None, hosts), users=[_account()], secrets=secrets)
+        self._redaction = Redaction(hosts=filter(None, hosts), users=[_account()], secrets=_secrets())
 
     def text(self, text: str) -> str:
         """Without names of machines and accounts, secrets, and the folders in which files lie."""

@@ -34,7 +34,6 @@ PRUNING = (
     *("ties_svd", "dare_linear_svd", "dare_ties_svd", "magnitude_prune_svd"),
 )
 """Methods with a density, the part of the values that stays; those that end with _svd work on B A."""
-METHODS = ("cat", "svd", *dict.fromkeys((*SAME_RANK, *PRUNING)))
 UNMERGED = {
     "use_dora": "DoRA",
     "modules_to_save": "whole modules that are trained",
@@ -56,7 +55,7 @@ def merge_main(argv: list[str]) -> int:
     parser.add_argument("--adapter", type=Path, action="append", required=True, help="a folder with an adapter")
     parser.add_argument("--weight", type=float, action="append", required=True, help="the weight of each, in order")
     parser.add_argument("--to", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--method", choices=METHODS, default="cat")
+    parser.add_argument("--method", default="cat", help="one of peft's, which gangline.cli.merge lists")
     parser.add_argument("--density", type=float, help="the part of the values that stays")
     parser.add_argument("--rank", type=int, help="of the result, for svd and the methods that end with it")
     parser.add_argument("--seed", type=int, default=0, help="for dare, which drops values at random")
