@@ -28,6 +28,7 @@ SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 """Options of the ssh of launchers that use it."""
 END_S = 30.0
 LATE_S = 3.0
+"""How long the end of a launcher is waited for that its agents have seen."""
 TAIL_BYTES = 2000
 
 

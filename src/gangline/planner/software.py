@@ -287,11 +287,11 @@ def without_kernels(stack: SoftwareStack) -> SoftwareStack:
 def settled(architecture: Architecture, training: Training, strategy: PlannedStrategy) -> Training:
     """The training as its software does it with this model and this strategy."""
     half = strategy.half
-    repeated = {architecture.model_type, "*"}.isdisjoint(training.stack.repeats_heads)
+    repeats = not {architecture.model_type, "*"}.isdisjoint(training.stack.repeats_heads)
     return _settled(
         training,
         is_sharded=half.parts == "weights",
-        repeats_heads=() if repeated else training.stack.repeats_heads,
+        repeats_heads=training.stack.repeats_heads if repeats else (),
         is_by_module=half.capabilities.weights_by_module,
         is_masked=_is_masked(architecture, training),
     )
