@@ -20,7 +20,7 @@ from gangline.errors import UsageError
 from gangline.report.commands import joined, quoted
 from gangline.runs.files import read_json
 from gangline.runs.job import Job
-from gangline.runs.layout import EXPORT_NOTE
+from gangline.runs.layout import ADAPTER_CONFIG, EXPORT_NOTE, MODEL_CARD
 from gangline.serve.gguf_export import FORMS, gguf_folder, lost_lines, refuse_forms
 from gangline.serve.push import (
     files_of,
@@ -122,7 +122,7 @@ def _export(saved: SavedPart, opened: RunHandle, *, to: Path | None, merged: boo
     there = exported_folder(saved, opened.layout, to=to, merged=merged)
     if again and _is_export_of(there, saved, opened, merged=merged):
         console.report(f"{there} has step {saved.step} of {run_id}: it is sent as it is")
-        if not (there / "README.md").exists():
+        if not (there / MODEL_CARD).exists():
             write_card(there, records_of_opened(opened))
         return there
     console.report(f"exporting step {saved.step} of {run_id}")
@@ -191,7 +191,7 @@ def _pushing(
 def _push_folder(folder: Path, pushing: _Pushing, *, dry_run: bool) -> None:
     """Send a folder that an earlier export wrote."""
     note, is_adapter = note_of(folder), is_adapter_folder(folder)
-    base = read_json(folder / "adapter_config.json")["base_model_name_or_path"] if is_adapter else note["base_model"]
+    base = read_json(folder / ADAPTER_CONFIG)["base_model_name_or_path"] if is_adapter else note["base_model"]
     refuse_local_base(base, is_adapter=is_adapter)
     if dry_run:
         pushing.show(folder)

@@ -21,10 +21,10 @@ from gangline.report.run_summary import RunRecords, summary_page
 from gangline.report.summary_page import Block, PageCurve, PageTable, PageText, curve_svg, markdown_section
 from gangline.runs.files import json_object, read_json, write_atomic
 from gangline.runs.hub_names import is_hub_name
-from gangline.runs.layout import EXPORT_NOTE
+from gangline.runs.layout import EXPORT_NOTE, MODEL_CARD
 from gangline.serve.evaluation import score_rows
 
-CARD, CURVE = "README.md", "loss.svg"
+CURVE = "loss.svg"
 SECTIONS = ("The run", "Job", "Machines", "Speed against the plan", "Where the time went")
 """Sections of `gangline summary` that the card has as well."""
 _PATH = re.compile(r"(?:file://|(?<![\w/.~]))(?:~[\w.-]*)?((?:/[^\s/'\",:;\[\]{}()|]+)+)/?")
@@ -39,7 +39,7 @@ def write_card(folder: Path, run: RunRecords) -> None:
     drawn = curve_svg(curve) if curve is not None else ""
     if drawn:
         write_atomic(folder / CURVE, drawn.encode())
-    write_atomic(folder / CARD, card_text(run, note, has_curve=bool(drawn)).encode())
+    write_atomic(folder / MODEL_CARD, card_text(run, note, has_curve=bool(drawn)).encode())
 
 
 def card_text(run: RunRecords, note: Mapping[str, Any], *, has_curve: bool) -> str:
@@ -98,7 +98,7 @@ def write_merge_card(folder: Path) -> None:
     lines += [f"An adapter over `{base if is_hub_name(base) else PurePath(base).name}`, made of others.", ""]
     lines += markdown_section("What was merged", [table, PageText(lines=[said])])
     lines += ["", f"Written by gangline {__version__}."]
-    write_atomic(folder / CARD, ("\n".join(lines) + "\n").encode())
+    write_atomic(folder / MODEL_CARD, ("\n".join(lines) + "\n").encode())
 
 
 def _is_random(run: RunRecords) -> bool:

@@ -70,6 +70,8 @@ PHASES = (
 the model, restoring. compile: of layers, before the first step. The rest: one step."""
 EXPORT_NOTE = "gangline.json"
 """In the folder of an export: run, step, base model, and the form of its prompts."""
+ADAPTER_CONFIG, MODEL_CARD = "adapter_config.json", "README.md"
+"""In the same folder: what peft reads of an adapter; what the hub shows."""
 SCHEMA_VERSION = (1, 0)
 """Major and minor, of all records of a run together; see `record_versions`."""
 AGENT_NAMES: Mapping[str, str] = {

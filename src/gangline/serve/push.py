@@ -12,10 +12,8 @@ from gangline.provision.code import trainer_here
 from gangline.provision.hub import OFF, is_on
 from gangline.runs.files import read_json
 from gangline.runs.hub_names import is_hub_name
-from gangline.runs.layout import EXPORT_NOTE
+from gangline.runs.layout import ADAPTER_CONFIG, EXPORT_NOTE
 from gangline.transport.local import LocalTransport
-
-ADAPTER_FILE = "adapter_config.json"
 
 
 def refuse_push(name: str, variables: Mapping[str, str]) -> None:
@@ -57,7 +55,7 @@ def note_of(folder: Path) -> dict[str, Any]:
 
 def is_adapter_folder(folder: Path) -> bool:
     """Whether the folder holds an adapter, which lies over a base model."""
-    return (folder / ADAPTER_FILE).is_file()
+    return (folder / ADAPTER_CONFIG).is_file()
 
 
 def files_of(folder: Path) -> list[tuple[str, int]]:

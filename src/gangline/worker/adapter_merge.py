@@ -18,7 +18,7 @@ from gangline import __version__
 from gangline.errors import ModelError, RunFailed, UsageError
 from gangline.runs.files import read_json, write_json
 from gangline.runs.job import ModelJob
-from gangline.runs.layout import EXPORT_NOTE
+from gangline.runs.layout import ADAPTER_CONFIG, EXPORT_NOTE, MODEL_CARD
 from gangline.runs.manifest import digest_of
 from gangline.worker.export import probe
 from gangline.worker.generate import loading
@@ -26,7 +26,7 @@ from gangline.worker.gguf import new_folder
 from gangline.worker.json_lines import write_line
 from gangline.worker.trained import hush_libraries
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 SAME_RANK = ("linear", "ties", "dare_linear", "dare_ties", "magnitude_prune")
 """Methods that combine the matrices A with each other, and the matrices B: all adapters have the same rank."""
 PRUNING = (
@@ -92,12 +92,12 @@ def merge(options: argparse.Namespace) -> dict[str, Any]:
     expected = probe(model)
     with new_folder(options.to) as fresh:
         model.save_pretrained(fresh, selected_adapters=["default"], save_embedding_layers=False)
-        (fresh / "README.md").unlink(missing_ok=True)
+        (fresh / MODEL_CARD).unlink(missing_ok=True)
         note = _note(options, configs[0])
         write_json(fresh / EXPORT_NOTE, note)
         write_line("progress", text="loading what was written, and comparing")
         difference = _compare(model, fresh, expected)
-    rank = read_json(options.to / CONFIG)["r"]
+    rank = read_json(options.to / ADAPTER_CONFIG)["r"]
     return {"folder": str(options.to), "rank": rank, "max_logit_difference": difference, "note": note}
 
 
@@ -137,14 +137,14 @@ def refuse_options(options: argparse.Namespace) -> None:
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
-    for name in (CONFIG, WEIGHTS):
+    for name in (ADAPTER_CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise UsageError(
                 f"{folder} holds no adapter",
                 seen=f"expected {name} in it",
                 fix="gangline export RUN writes the adapter of a run; name its folder",
             )
-    return dict(read_json(folder / CONFIG))
+    return dict(read_json(folder / ADAPTER_CONFIG))
 
 
 def refuse_unlike(folders: Sequence[Path], configs: Sequence[Mapping[str, Any]], method: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.runs.files import json_object
 from gangline.runs.hub_names import is_hub_name
-from gangline.runs.layout import EXPORT_NOTE
+from gangline.runs.layout import EXPORT_NOTE, MODEL_CARD
 from gangline.worker.json_lines import write_line
 
 T = TypeVar("T")
@@ -29,7 +29,6 @@ OWN_FILES = frozenset({".gitattributes"})
 TRIES, LONGEST_WAIT_S = 4, 60.0
 """Of calls that the library itself does not repeat."""
 BUSY = frozenset({429, 500, 502, 503, 504})
-CARD = "README.md"
 
 
 def publish_main(argv: list[str]) -> int:
@@ -123,7 +122,7 @@ def _changed(path: Path, inside: str, *, license_name: str) -> bytes | None:
         note = json_object(path.read_text(encoding="utf-8")) or {}
         base = str(note.get("base_model", ""))
         return None if is_hub_name(base) else (json.dumps({**note, "base_model": Path(base).name}) + "\n").encode()
-    if inside == CARD and license_name:
+    if inside == MODEL_CARD and license_name:
         text = path.read_text(encoding="utf-8")
         return with_license(text, license_name).encode()
     return None
