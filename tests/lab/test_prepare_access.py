@@ -176,30 +176,44 @@ def test_a_key_that_is_there_is_taken(lab):
     assert json.dumps(hosts.user.read(".ssh/id_ed25519.pub").decode().split()[1])[1:-1] in shown
 
 
-@pytest.mark.timeout(300)
-def test_the_head_gets_a_key_for_the_other_hosts_supervises_and_gives_it_back(lab):
-    hosts = lab(2, binds=lab_folders())
-    desk, head, other = hosts.user, *hosts.hosts
+@pytest.mark.timeout(400)
+def test_each_host_gets_a_key_for_the_others_that_opens_only_gangline_and_gives_it_back(lab):
+    hosts = lab(3, binds=lab_folders())
+    desk, head, *others = hosts.user, *hosts.hosts
     gangline(hosts, "init", *(host.name for host in hosts.hosts), "--yes")
     before = [host.check(SSH_FOLDER) for host in hosts.hosts]
-    first, second = "make 3 changes on 1 host?", "make 1 change on 2 hosts?"
+    first, second = "make 9 changes on 3 hosts?", "make 6 changes on 3 hosts?"
     shown = gangline(hosts, "prepare", "--between-hosts", answers=[(first, "y"), (second, "y")])
     assert f"{head.name} can look after runs; this computer may be off meanwhile" in shown
-    line = other.read(".ssh/authorized_keys").decode().splitlines()[-1]
-    assert line.startswith(f'restrict,from="{head.address}" ssh-ed25519 ')
-    for host in (desk, head):
-        host.check(["sh", "-c", f"ssh-keyscan -t ed25519 {other.address} > known"])
+    for host in hosts.machines:
+        host.check(["sh", "-c", f"ssh-keyscan -t ed25519 {' '.join(each.address for each in hosts.hosts)} > known"])
     login = ["ssh", "-o", "BatchMode=yes", "-o", "UserKnownHostsFile=known"]
-    assert head.run([*login, other.address, "echo in"]).stdout == "in\n"
+    for source in hosts.hosts:
+        for target in hosts.hosts:
+            if source is target:
+                continue
+            lines = target.read(".ssh/authorized_keys").decode().splitlines()
+            (line,) = [line for line in lines if line.endswith(f"gangline-{source.name}")]
+            assert line.startswith(f'restrict,from="{source.address}",command="')
+            done = source.run([*login, target.address, "echo in"])
+            assert (done.returncode, done.stdout) == (96, "")
+            assert "this key opens gangline's agent" in done.stderr
+            copied = source.run(["scp", *login[1:], f"{target.address}:.ssh/authorized_keys", "stolen"])
+            assert copied.returncode != 0
     # the same key from elsewhere opens nothing
     stolen = head.read(".ssh/gangline_between")
     desk.write("stolen", stolen.decode(), 0o600)
     alone = [*login, "-F", "/dev/null", "-o", "IdentitiesOnly=yes", "-o", "IdentityAgent=none", "-i", "stolen"]
-    tried = desk.run([*alone, other.address, "echo in"])
+    tried = desk.run([*alone, others[0].address, "echo in"])
     assert tried.returncode == 255
     assert "Permission denied" in tried.stderr
     desk.check(["rm", "stolen"])
     assert "nothing has to be changed" in gangline(hosts, "prepare", "between")
+    # a gate that knows another gangline is brought up to date
+    others[0].check(["sed", "-i.old", "s/^ADMITTED.*/ADMITTED = ()/", ".ssh/gangline_gate.py"])
+    shown = gangline(hosts, "prepare", "between", head.name, answers=[("make 1 change on 1 host?", "n")], code=2)
+    assert "-ADMITTED = ()" in shown
+    others[0].check(["mv", ".ssh/gangline_gate.py.old", ".ssh/gangline_gate.py"])
     gangline(hosts, "prepare", "--undo", "between", "--yes")
-    assert head.run([*login, other.address, "echo in"]).returncode == 255
+    assert head.run([*login, others[0].address, "echo in"]).returncode == 255
     assert [host.check(SSH_FOLDER) for host in hosts.hosts] == before

@@ -39,7 +39,7 @@ def command(  # noqa: PLR0913  (options of a command line)
     ] = None,
     cluster: ClusterFile = None,
     between_hosts: Annotated[
-        bool, typer.Option("--between-hosts", help="step between: the head supervises while this computer is off")
+        bool, typer.Option("--between-hosts", help="step between: a host supervises while this computer is off")
     ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="make the changes that are shown, without a question")

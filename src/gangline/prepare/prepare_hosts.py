@@ -26,9 +26,9 @@ from gangline.init.dependencies import show as show_keys
 from gangline.prepare.ansible_playbook import playbook_files
 from gangline.prepare.change_view import plan_json, plan_lines, undo_lines
 from gangline.prepare.export_folder import STDOUT, require_new_folder, write_files
-from gangline.prepare.head_access import BETWEEN
 from gangline.prepare.host_scripts import MACHINE_ID, host_script
 from gangline.prepare.host_side import HostSide, Passwords, Undoable, new_txn
+from gangline.prepare.keys_between import BETWEEN
 from gangline.prepare.prepare_step import Asks, HostReading, PrepareStep, Scope, StepPlan, StepView
 from gangline.prepare.ssh_access import ACCESS, HERE_ASKS, KEY, plan_here
 from gangline.prepare.step_table import STEPS, chosen
@@ -146,6 +146,7 @@ def prepare(
             asked=asked,
             cluster=cluster,
             steps=steps,
+            hosts=hosts,
             sides={host.name: _side(host, context.transports[host.name], passwords) for host in cluster.hosts},
             passwords=passwords,
             console=console,
@@ -154,12 +155,12 @@ def prepare(
             stack=stack,
             found=Prepared(dry_run=asked.dry_run),
         )
-        session.read(hosts)
+        session.read()
         if not (asked.commands or asked.ansible):
-            session.head_first(hosts)
-        for name in hosts:
-            if name in session.readings:
-                session.found.plans[name] = session.plans(cluster.host(name), steps)
+            session.make_first()
+        for name in session.readings:
+            if of_host := session.steps_of(name):
+                session.found.plans[name] = session.plans(cluster.host(name), of_host)
         if asked.commands or asked.ansible:
             _export(asked, session, console)
             return session.found
@@ -237,6 +238,8 @@ class _Session:
     asked: PrepareQuestion
     cluster: Cluster
     steps: Sequence[PrepareStep]
+    hosts: Sequence[str]
+    """Those that are named, or all."""
     sides: dict[str, HostSide]
     passwords: Passwords
     console: PrepareConsole
@@ -249,7 +252,7 @@ class _Session:
     """By host that took a password only."""
     found: Prepared = field(default_factory=Prepared)
 
-    def read(self, hosts: Sequence[str]) -> None:
+    def read(self) -> None:
         """Ask every host of the cluster; those that want a password, by password. Raises where none answers."""
         answers = dict(zip(self.sides, in_parallel(self._answer, self.sides), strict=True))
         self.readings |= {name: answer for name, answer in answers.items() if isinstance(answer, HostReading)}
@@ -257,7 +260,7 @@ class _Session:
         for name, error in answers.items():
             if isinstance(error, HostReading):
                 continue
-            wants_password = name in hosts and ACCESS in self.steps and getattr(error, "reason", "") == "denied"
+            wants_password = name in self.hosts and ACCESS in self.steps and getattr(error, "reason", "") == "denied"
             left = self._first_login(self.cluster.host(name)) if wants_password else error
             if left is not None:
                 errors.append(left)
@@ -311,30 +314,39 @@ class _Session:
             raise GanglineError("there is no public key beside the new one", seen=f"{KEY}.pub is empty or not there")
         return key
 
-    def plans(self, host: Host, steps: Sequence[PrepareStep]) -> dict[str, StepPlan]:
-        """What steps would change on a host."""
+    def steps_of(self, name: str) -> list[PrepareStep]:
+        """The steps that are planned on a host."""
+        return [step for step in self.steps if name in self.hosts or step.on_every_host]
+
+    def plans(self, host: Host, steps: Sequence[PrepareStep], *, first: bool = False) -> dict[str, StepPlan]:
+        """What steps would change on a host. first: only what is made before the rest is planned."""
+        is_all = len(self.hosts) == len(self.cluster.hosts)
         view = StepView(
             host=host,
             cluster=self.cluster,
             reading=self.readings[host.name],
             readings=self.readings,
             public_key=self.public_keys.get(host.name, ""),
+            named=() if is_all else tuple(self.hosts),
         )
+        if first:
+            return {step.name: step.plan_first(view) for step in steps if step.plan_first}
         return {step.name: step.plan(view) for step in steps}
 
-    def head_first(self, hosts: Sequence[str]) -> None:
-        """What the changes of the other hosts follow from. It is shown, asked for and made by itself."""
-        head = self.cluster.head
-        steps = [step for step in self.steps if step.head_first]
-        if not steps or self.asked.dry_run or head.name not in hosts or head.name not in self.readings:
+    def make_first(self) -> None:
+        """What the changes of other hosts follow from. It is shown, asked for and made by itself."""
+        if self.asked.dry_run:
             return
-        plans = self.plans(head, steps)
-        if not any(plan.changes for plan in plans.values()):
+        planned = {name: self.plans(self.cluster.host(name), self.steps_of(name), first=True) for name in self.readings}
+        asking = Prepared(
+            plans={name: plans for name, plans in planned.items() if any(plan.changes for plan in plans.values())}
+        )
+        if not asking.plans:
             return
-        asking = Prepared(plans={head.name: plans})
         _show(asking, self.console)
         if _may_change(asking, self.asked, self.console):
-            self.change(head.name, plans)
+            for name, plans in asking.plans.items():
+                self.change(name, plans)
 
     def report_supervisor(self, context: Context) -> None:
         """Whether the head can look after runs now: it tries to reach the others, with the code that would do it."""
@@ -349,7 +361,7 @@ class _Session:
             self.console.report(f"{supervisor.host} can look after runs; this computer may be off meanwhile")
 
     def change(self, name: str, plans: Mapping[str, StepPlan] | None = None) -> None:
-        """Every step on one host; the first that fails ends the host's turn. plans: only these."""
+        """Every step on one host; the first that fails ends the host's turn. plans: only what is made first."""
         host, side = self.cluster.host(name), self.sides[name]
         wanted = self.found.plans[name] if plans is None else plans
         for step in self.steps:
@@ -361,7 +373,7 @@ class _Session:
                     if any(change.scope == scope for change in plan.changes):
                         self.console.progress(f"{name}: {step.name}")
                         self._make(host, side, step.name, scope, plan)
-                self._prove(host, side, step)
+                self._prove(host, side, step, first=plans is not None)
             except GanglineError as error:
                 self.found.failed[name] = f"{step.name}: {error.what}; {error.seen}".rstrip("; ")
                 self.console.report(str(error))
@@ -405,13 +417,13 @@ class _Session:
         self.stack.callback(transport.close)
         return transport
 
-    def _prove(self, host: Host, side: HostSide, step: PrepareStep) -> None:
+    def _prove(self, host: Host, side: HostSide, step: PrepareStep, *, first: bool) -> None:
         """Read again: the step has to find nothing more to change. Raises GanglineError."""
         if step is ACCESS:  # the key has to open a second login, by which all that follows goes
             side.go_over_to(self._fresh(host))
             self.public_keys.pop(host.name, None)
         self.readings[host.name] = self.readings[host.name].with_all_of(side.read_for([step]))
-        left = self.plans(host, [step])[step.name]
+        left = self.plans(host, [step], first=first)[step.name]
         if left.changes:
             lines = [line for change in left.changes for line in change.lines()]
             raise GanglineError(
@@ -468,7 +480,8 @@ def _may_change(found: Prepared, asked: PrepareQuestion, console: PrepareConsole
     """Whether the user wants it; a dry run without a terminal."""
     if asked.yes and not asked.dry_run:
         return True
-    question = f"make {_counted(found.num_changes, 'change')} on {_counted(len(found.plans), 'host')}? [y/N]"
+    num_hosts = sum(any(plan.changes for plan in plans.values()) for plans in found.plans.values())
+    question = f"make {_counted(found.num_changes, 'change')} on {_counted(num_hosts, 'host')}? [y/N]"
     answer = None if asked.dry_run else console.ask(question)
     if answer is None:
         found.dry_run = True

@@ -121,6 +121,8 @@ class StepView:
     """By host name, of every host that answered."""
     public_key: str = ""
     """The user's, where the host refuses a login by key so far; "" where it takes one."""
+    named: tuple[str, ...] = ()
+    """The hosts that the user named; none: all."""
 
 
 # What a step wants to change.
@@ -231,8 +233,10 @@ class PrepareStep:
     plan: Callable[[StepView], StepPlan]
     only_by_name: bool = False
     """Whether it is done only where the user names it."""
-    head_first: bool = False
-    """Whether the head's changes are shown and made first, because those of the other hosts follow from them."""
+    plan_first: Callable[[StepView], StepPlan] | None = None
+    """The part of the plan that is shown and made on every host first, because the rest follows from it."""
+    on_every_host: bool = False
+    """Whether it is planned on every host, whichever are named: the words name something else for it."""
     root_asks: Callable[[HostReading], Asks] | None = None
     """What only root can read, from the answer to `asks`; nothing where it is not needed, for sudo costs a password.
     Where nobody gives one, the plan sees `asks` alone."""

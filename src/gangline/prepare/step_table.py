@@ -10,9 +10,9 @@ from gangline.prepare.firewall_rules import FIREWALL
 from gangline.prepare.fixed_address import ADDRESS
 from gangline.prepare.gpu_containers import CONTAINER
 from gangline.prepare.gpu_driver import DRIVER_STEP
-from gangline.prepare.head_access import BETWEEN
 from gangline.prepare.host_python import PYTHON_STEP
 from gangline.prepare.hostnames import NAMES
+from gangline.prepare.keys_between import BETWEEN
 from gangline.prepare.network_card import NIC
 from gangline.prepare.nfs_share import SHARE
 from gangline.prepare.no_suspend import SLEEP

@@ -205,6 +205,8 @@ def _sweep(base: Path) -> None:
 
 NO_PYTHON = 97
 """Exit code of our remote command where no Python >= 3.8 is found."""
+REFUSED_BY_GATE = 96
+"""Exit code of the forced command of a key between hosts (gangline.agent.prepare.key_gate)."""
 LAST_LINES = 6
 REASON_LINES = 3
 LINE_CHARACTERS = 300
@@ -324,6 +326,12 @@ def explain(ending: ConnectionEnd) -> HostUnreachable:
             seen="looked for python3, and python3.8 and newer, on the PATH of a login without terminal",
             fix=f"on {ending.host}: sudo apt install python3 (or dnf, zypper)",
             reason="no-python",
+        )
+    if ending.returncode == REFUSED_BY_GATE:
+        return HostUnreachable(
+            f"{ending.host} does not let this gangline in by its key between hosts",
+            seen=seen,
+            fix="on your computer: gangline prepare --between-hosts",
         )
     if ending.returncode == 255:
         # the reason stands at the end; a banner of the host, with any words in it, may stand before it

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.errors import HostKeyRefused
-from gangline.transport.ssh_options import NO_PYTHON, ConnectionEnd, explain
+from gangline.transport.ssh_options import NO_PYTHON, REFUSED_BY_GATE, ConnectionEnd, explain
 
 KEY = ("ssh-ed25519", "AAAAC3NzaC1lZDI1NTE5AAAAIHwD2oBZockq0zbqJOQTGgLprCsnG5ehFRWSC7sTLU5o")
 PINNED = "SHA256:XHZdqb+B5Sau3j7JelY6coVUEolhubkz6kU7FI3Rzbw"
@@ -133,3 +133,10 @@ def test_what_is_printed_after_the_greeting_says_nothing_of_the_key(words):
     lost = told(words, greeted=True, why="the connection ended with code 255")
     assert not isinstance(lost, HostKeyRefused)
     assert lost.what == "gpu1: the connection was lost"
+
+
+def test_the_gate_of_a_key_between_hosts_is_told_with_what_it_said_and_the_way_out():
+    error = told("gangline: this key lets in another version of gangline", returncode=REFUSED_BY_GATE)
+    assert error.what == "gpu1 does not let this gangline in by its key between hosts"
+    assert error.seen == "gangline: this key lets in another version of gangline"
+    assert error.fix == "on your computer: gangline prepare --between-hosts"
