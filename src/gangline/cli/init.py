@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,9 @@ def command(  # noqa: PLR0913  (options of a command line)
     hosts: Annotated[
         list[str] | None, argument("HOST", "a name as for ssh: pc1, alice@192.168.1.10; localhost is this computer")
     ] = None,
-    hostfile: Annotated[Path | None, option("read host names from a hostfile of DeepSpeed or MPI")] = None,
+    hostfile: Annotated[
+        Path | None, option("read hosts from a hostfile of DeepSpeed or MPI, or an inventory of Ansible")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="file to write; by default cluster.yaml", show_default=False)
     ] = None,
@@ -43,9 +46,7 @@ def command(  # noqa: PLR0913  (options of a command line)
 ) -> None:
     """Look at hosts over SSH and write cluster.yaml. Shows host keys before it trusts them; installs nothing.
 
-    With --slurm, ask Slurm what its partitions have, and no host.
-
-    Exit code 4 if no host answers.
+    With --slurm, ask Slurm what its partitions have, and no host. Exit code 4 if no host answers.
     """
     # the words of a cluster file cost 0.2 s, which --help does not pay
     from gangline.config.load import DEFAULT
@@ -79,7 +80,7 @@ def command(  # noqa: PLR0913  (options of a command line)
     elif add:
         done = _added(asked, console=console)
     else:
-        done = init(asked, console=console)
+        done = init(_with_list(asked, console=console), console=console)
     console.clear()
     _show(done, as_json=as_json, dry_run=dry_run, after="train job.yaml --cluster" if slurm else "check")
 
@@ -99,6 +100,24 @@ def _added(asked: InitQuestion, *, console: Terminal) -> Added:
         dry_run=asked.dry_run,
     )
     return add(question, console=console)
+
+
+def _with_list(asked: InitQuestion, *, console: Terminal) -> InitQuestion:
+    """The question with the words of the hostfile, where it is another tool's list.
+
+    What of it does not get there is reported.
+    """
+    from gangline.convert.host_lists import listed_elsewhere
+    from gangline.init.dependencies import counted
+
+    moved = listed_elsewhere(asked.hostfile) if asked.hostfile else None
+    if moved is None:
+        return asked
+    console.report(f"{asked.hostfile} is a list of {moved.listed.tool}: {counted(len(moved.listed.hosts), 'host')}")
+    for row in moved.listed.rows:
+        if row.verdict != "same":
+            console.report(f"not taken: {row.key}: {row.reason}")
+    return dataclasses.replace(asked, listed=moved.text)
 
 
 def _refuse_named_hosts(*, discover: bool, given: bool) -> None:

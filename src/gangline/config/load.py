@@ -241,6 +241,11 @@ def hostfile_hosts(path: Path, *, home: Path) -> tuple[NamedHost, ...]:
     return _resolved(document, folder=path.absolute().parent, home=home)
 
 
+def listed_hosts(text: str, source: str, *, home: Path) -> tuple[NamedHost, ...]:
+    """The hosts of a text in the words of cluster.yaml, which came from another tool's list. Raises SpecError."""
+    return _resolved(read_document(text, source), folder=Path.cwd(), home=home)
+
+
 def _resolved(document: Document, *, folder: Path, home: Path) -> tuple[NamedHost, ...]:
     checked = check(ClusterWords, document)
     cluster = resolve_cluster(checked, folder=folder, home=home.absolute(), default_name="cluster", complete=False)

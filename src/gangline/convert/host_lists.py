@@ -7,13 +7,14 @@ key by key. A cluster.yaml needs an address for each host: where a list has name
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gangline.config.document import is_destination, name_of
-from gangline.config.foreign import kind_of_text
+from gangline.config.foreign import kind_of, kind_of_text
 from gangline.config.load import read_cluster_text, read_text, read_values
 from gangline.config.mistakes import quote
 from gangline.convert.outcomes import Verdict, as_number, flatten
@@ -22,6 +23,8 @@ from gangline.runs.files import write_atomic
 from gangline.units import is_address
 
 SETS_UP = "how that tool sets hosts up; gangline installs what it needs by itself"
+MAX_RANGE = 10_000
+"""Hosts of one range; a longer one is cut there."""
 IN_SSH = "put it into ~/.ssh/config: gangline reaches hosts with your own ssh"
 
 
@@ -125,6 +128,23 @@ def move_hosts(path: Path, output: Path) -> MovedHosts:
     return MovedHosts(source=path, output=output, listed=listed, text=_cluster_text(listed, path))
 
 
+def listed_elsewhere(path: Path) -> MovedHosts | None:
+    """The hosts of a file that is another tool's list; None for a hostfile, and for what is none at all.
+
+    Raises SpecError, and UsageError for a list that gives no hosts.
+    """
+    text = read_text(path, kind="host")
+    kind = kind_of_text(text)
+    if kind is None and path.suffix.lower() in {".yaml", ".yml", ".json"}:
+        kind = kind_of(read_values(path, kind="host"))
+    if kind is None or kind.holds != "hosts":
+        return None
+    moved = move_hosts(path, path)
+    if refused := [row for row in moved.listed.rows if row.verdict == "refused"]:
+        raise UsageError(f"{path} names no hosts", seen=f"{refused[0].key}: {refused[0].reason}", fix="name them")
+    return moved
+
+
 def write_hosts(moved: MovedHosts, *, home: Path, force: bool) -> None:
     """Write cluster.yaml. Raises UsageError for refused keys, for hosts without an address, for a file there."""
     refused = [row for row in moved.listed.rows if row.verdict == "refused"]
@@ -219,7 +239,8 @@ def _blocks(text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
 def _ansible_ini(text: str) -> HostList:
     listed = HostList(tool="Ansible")
     hosts: dict[str, dict[str, str]] = {}
-    groups: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
+    children: dict[str, list[str]] = {}
     shared: dict[str, dict[str, str]] = {}
     section, kind = "ungrouped", ""
     for line in text.splitlines():
@@ -229,33 +250,69 @@ def _ansible_ini(text: str) -> HostList:
         elif bare and kind == "vars":
             key, _, value = bare.partition("=")
             shared.setdefault(section, {})[key.strip()] = value.strip().strip("\"'")
-        elif bare and not kind:
-            first, *rest = bare.split()
-            for name in _ranged(first):
-                pairs = (word.partition("=") for word in rest)
-                hosts.setdefault(name, {}).update({key: value.strip("\"'") for key, _, value in pairs})
-                groups.setdefault(section, []).append(name)
+        elif bare and kind == "children":
+            children.setdefault(section, []).append(bare)
         elif bare:
-            groups.setdefault(section, []).extend(groups.get(bare, []))
-    _add_ansible(listed, hosts, {name: _of_groups(name, groups, shared) for name in hosts})
+            first, *rest = _words(bare)
+            names, port = _named(first)
+            pairs = [word.partition("=") for word in rest]
+            own = {key: value.strip("\"'") for key, _, value in pairs}
+            for name in names:
+                hosts.setdefault(name, {}).update({**port, **own})
+                members.setdefault(section, []).append(name)
+    _add_ansible(listed, hosts, {name: _of_groups(name, members, children, shared) for name in hosts})
     return listed
 
 
-def _of_groups(name: str, groups: Mapping[str, Sequence[str]], shared: Mapping[str, dict[str, str]]) -> dict[str, str]:
-    found = dict(shared.get("all", {}))
-    for group, names in groups.items():
-        if name in names:
-            found |= shared.get(group, {})
-    return found
+def _words(line: str) -> list[str]:
+    """The words of a line; a value in quotes may have blanks."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
+
+
+def _of_groups(
+    name: str,
+    members: Mapping[str, Sequence[str]],
+    children: Mapping[str, Sequence[str]],
+    shared: Mapping[str, dict[str, str]],
+) -> dict[str, str]:
+    """The variables that a host has from its groups; of two that have one, the group below counts."""
+    found = {group for group, names in members.items() if name in names}
+    order = sorted(found)
+    for group in order:  # grows while it is walked: the groups above come behind
+        above = [each for each, names in children.items() if group in names and each not in found]
+        found.update(above)
+        order.extend(above)
+    variables = dict(shared.get("all", {}))
+    for group in reversed(order):
+        variables |= shared.get(group, {})
+    return variables
+
+
+def _named(word: str) -> tuple[list[str], dict[str, str]]:
+    """The hosts of one word of an inventory, and the port that it names: `pc[1:3]:2222`."""
+    own: dict[str, str] = {}
+    if re.fullmatch(r"[^:]+:[0-9]+", re.sub(r"\[[^\]]*\]", "", word)):
+        word, _, own["ansible_port"] = word.rpartition(":")
+    return _ranged(word), own
 
 
 def _ranged(name: str) -> list[str]:
-    """pc[1:3] and pc[01:03] are three hosts."""
-    match = re.fullmatch(r"(.*)\[([0-9]+):([0-9]+)\](.*)", name)
+    """pc[1:3], pc[01:09:2] and pc[a:c] are several hosts."""
+    match = re.search(r"\[(?:([0-9]+):([0-9]+)|([a-z]):([a-z])|([A-Z]):([A-Z]))(?::([1-9][0-9]*))?\]", name)
     if not match:
         return [name]
-    width = len(match[2]) if match[2].startswith("0") else 0
-    return [f"{match[1]}{number:0{width}}{match[4]}" for number in range(int(match[2]), int(match[3]) + 1)]
+    first, last = (word for word in match.groups()[:6] if word is not None)
+    step = int(match[7] or 1)
+    if first.isdigit():
+        width = len(first) if first.startswith("0") else 0
+        end = min(int(last), int(first) + MAX_RANGE)
+        marks = [f"{number:0{width}}" for number in range(int(first), end + 1, step)]
+    else:
+        marks = [chr(code) for code in range(ord(first), ord(last) + 1, step)]
+    return [each for mark in marks for each in _ranged(name[: match.start()] + mark + name[match.end() :])]
 
 
 def _add_ansible(
@@ -293,8 +350,9 @@ def _ansible_yaml(values: Mapping[str, Any]) -> HostList:
             return
         words = {**above, **(group.get("vars") or {})}
         for name, own in (group.get("hosts") or {}).items():
-            for each in _ranged(str(name)):
-                hosts.setdefault(each, {}).update(own or {})
+            names, port = _named(str(name))
+            for each in names:
+                hosts.setdefault(each, {}).update({**port, **(own or {})})
                 shared.setdefault(each, {}).update(words)
         for child in (group.get("children") or {}).values():
             walk(child, words)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gangline.config.document import is_destination
-from gangline.config.load import NamedHost, hostfile_hosts, named_hosts
+from gangline.config.load import NamedHost, hostfile_hosts, listed_hosts, named_hosts
 from gangline.config.mistakes import listed
 from gangline.discovery.search import HEADER, Discovery, discover, remarks, row, spoken
 from gangline.discovery.sources import NOT_FOR_TRAINING, config_hosts
@@ -185,16 +185,22 @@ HERE = {"localhost", "127.0.0.1"}
 
 
 def collect(
-    names: Sequence[str], hostfile: Path | None, *, home: Path, ask: Callable[[], Sequence[str]]
+    names: Sequence[str], hostfile: Path | None, *, home: Path, ask: Callable[[], Sequence[str]], listed_as: str = ""
 ) -> list[NamedHost]:
-    """The hosts that the user names; `ask` is for when there are none yet. Raises SpecError with all mistakes."""
+    """The hosts that the user names; `ask` is for when there are none yet. Raises SpecError with all mistakes.
+
+    listed_as: the hostfile in the words of cluster.yaml, where it is another tool's list.
+    """
     if names and hostfile is not None:
         raise UsageError(
             "hosts are named twice",
             seen=f"{listed(list(names))} and the hostfile {hostfile}",
             fix="give names, or a hostfile",
         )
-    found = hostfile_hosts(hostfile, home=home) if hostfile else named_hosts(names or ask(), home=home)
+    if hostfile and listed_as:
+        found = listed_hosts(listed_as, str(hostfile), home=home)
+    else:
+        found = hostfile_hosts(hostfile, home=home) if hostfile else named_hosts(names or ask(), home=home)
     return [_with_own_name(named, {other.host.name for other in found}) for named in found]
 
 

@@ -510,6 +510,8 @@ class InitQuestion:
     output: Path
     names: tuple[str, ...] = ()
     hostfile: Path | None = None
+    listed: str = ""
+    """What the hostfile says in the words of cluster.yaml, where it is another tool's list."""
     name: str | None = None
     """Of the cluster; None: that of the file."""
     yes: bool = False
@@ -557,6 +559,7 @@ def init(asked: InitQuestion, *, console: InitConsole, deps: InitDependencies = 
     named = collect(
         asked.names,
         asked.hostfile,
+        listed_as=asked.listed,
         home=asked.home,
         ask=lambda: (
             ask_for_found(deps.discover, console=console)

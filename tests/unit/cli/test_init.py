@@ -70,6 +70,18 @@ def test_a_changed_key_is_pinned_by_a_clear_word_only(world: World, capsys: pyte
     assert capsys.readouterr().err.splitlines()[-1] == "Next: gangline check cluster.yaml"
 
 
+def test_an_inventory_of_ansible_gives_hosts_with_its_names(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("inventory").write_text(
+        "[gpu]\npc[1:2]\n[gpu:vars]\nansible_user=alice\nansible_ssh_private_key_file=~/.ssh/lab\n"
+    )
+    assert main(["init", "--hostfile", "inventory", "--yes"]) == 0
+    text = Path("cluster.yaml").read_text(encoding="utf-8")
+    assert [word in text for word in ("name: pc1", "ssh: alice@pc1", "name: pc2", "ssh: alice@pc2")] == [True] * 4
+    said = capsys.readouterr().err
+    assert "inventory is a list of Ansible: 2 hosts" in said
+    assert "not taken: pc1.ansible_ssh_private_key_file: put it into ~/.ssh/config" in said
+
+
 @pytest.mark.parametrize("words", [["pc1"], ["--force"], ["--name", "x"], ["-o", "x"], ["--hostfile", "x"]])
 def test_pin_takes_nothing_else(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--pin", "cluster.yaml", *words]) == 2

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.config.load import load_cluster
-from gangline.convert.host_lists import move_hosts, write_hosts
+from gangline.convert.host_lists import listed_elsewhere, move_hosts, write_hosts
 from gangline.errors import SpecError, UsageError
 
 SSH_CONFIG = """\
@@ -102,6 +102,38 @@ def test_this_computer_needs_no_ssh(hosts):
     moved = hosts("[gpu]\nhere ansible_connection=local\npc1 ansible_host=192.168.1.11\n", "inventory")
     assert moved.init_words == "gangline init localhost 192.168.1.11"
     assert "{name: here, transport: local}" in moved.text
+
+
+def test_groups_of_groups_ranges_and_ports_of_an_inventory(hosts):
+    text = """\
+[lab:children]
+gpu
+[lab:vars]
+ansible_user=lab
+[gpu]
+pc[a:c:2]:2222
+"pc[01:02]" ansible_ssh_common_args='-o ProxyJump=gate -v'
+[gpu:vars]
+ansible_user=alice
+[other]
+far
+"""
+    listed = {host.name: host for host in hosts(text, "inventory").listed.hosts}
+    assert list(listed) == ["pca", "pcc", "pc01", "pc02", "far"]
+    assert {host.user for name, host in listed.items() if name != "far"} == {"alice"}
+    assert (listed["pca"].port, listed["pc01"].port, listed["far"].user) == (2222, None, "")
+
+
+def test_another_tools_list_is_told_from_a_hostfile(tmp_path):
+    for name, text, tool in (
+        ("inventory", INVENTORY, "Ansible"),
+        ("inventory.yml", INVENTORY_YAML, "Ansible"),
+        ("hostfile", "pc1 slots=4\npc2\n", None),
+        ("cluster.yaml", "hosts:\n  - {name: pc1}\n", None),
+    ):
+        (tmp_path / name).write_text(text)
+        moved = listed_elsewhere(tmp_path / name)
+        assert (moved and moved.listed.tool) == tool, name
 
 
 def test_keys_and_passwords_belong_into_the_users_own_ssh(hosts):
