@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.lab.user import NewUser, make_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")
+GUIDE = Path(__file__).parents[2] / "docs/guides/three-pcs.md"
 FIREWALLS = {"pc1": "ufw", "pc2": "firewalld", "pc3": "nftables"}
 SSH_CONFIG = "Host {name}\n    HostName {host.address}\n    User {host.login}\n"
 WORK_FOLDER = r"/home/alice/gangline(/.*)?"
@@ -46,7 +48,23 @@ def as_before(lab, before, *, ignore=LEFT_BY_PREPARE):
         assert differences(before[host.name], host.snapshot(), ignore=ignore) == [], host
 
 
+def commands_of_the_guide():
+    """What docs/guides/three-pcs.md types, from three boxes to a model, without `gangline` and remarks."""
+    (block,) = re.findall(r"```\n(gangline prepare access .*?)```", GUIDE.read_text(), re.DOTALL)
+    return [line.partition("#")[0].split()[1:] for line in block.splitlines()]
+
+
+def describe_python(desk):
+    """The Python of the tests in the cluster file: no environment is built without the internet."""
+    text = desk.read("cluster.yaml").decode()
+    python = f"slots: 1\n    python: {sys.executable}"
+    desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, text))
+
+
 def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
+    access, prepare, check, train = commands_of_the_guide()
+    assert access == ["prepare", "access", *(f"alice@{name}" for name in FIREWALLS)]
+    assert [prepare, check, train[:1]] == [["prepare"], ["check"], ["train"]]
     folders = lab_folders()
     kinds = {name: BareKind(firewall=wall, binds=folders, disk="6g") for name, wall in FIREWALLS.items()}
     lab = bare(kinds, ttl_s=1800)
@@ -55,23 +73,21 @@ def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
     before = {host.name: host.snapshot() for host in lab.hosts}
 
     for round_number in range(2):
-        answered(lab, "prepare", "access", *FIREWALLS, "--yes", asked="for ssh")
+        answered(lab, *access, "--yes", asked="for ssh")
+        describe_python(user.desk)
         if round_number == 0:
-            user.types("init", *FIREWALLS, "--yes")
-            text = user.desk.read("cluster.yaml").decode()
-            python = f"slots: 1\n    python: {sys.executable}"
-            user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, text))
-            checked = user.types("check", code=3)
+            checked = user.types(*check, code=3)
             assert {"E-NET", "E-NAME"} <= set(re.findall(r"E-[A-Z]+", checked.stdout))
-        answered(lab, "prepare", "--yes")
+        answered(lab, *prepare, "--yes")
         assert [host.check(["hostname"]).strip() for host in lab.hosts] == list(FIREWALLS)
         if round_number == 0:
             answered(lab, "prepare", "--undo", "all", "--yes")
             as_before(lab, before)
             assert not any(lab.can_log_in(host, key=True) for host in lab.hosts)
+            user.desk.check(["rm", "cluster.yaml"])
 
     lab["pc2"].reboot()
-    checked = user.types("check")
+    checked = user.types(*check)
     assert "0 failed" in checked.stdout or "all ok" in checked.stdout, checked.stdout
     user.brings(make_model(tmp_path / "model"), job=JOB)
     user.types("train", "job.yaml", timeout_s=400)

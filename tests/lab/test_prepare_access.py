@@ -91,6 +91,7 @@ def test_from_passwords_to_a_cluster_and_back(lab):
             ("password of alice on pc1 for ssh:", PASSWORD),
             ("password of alice on pc2 for ssh (Enter: the same as before):", ""),
             ("make 2 changes on 2 hosts?", "y"),
+            ("write cluster.yaml with 2 hosts? [Y/n]", ""),
         ],
     )
     assert PASSWORD not in shown
@@ -103,7 +104,8 @@ def test_from_passwords_to_a_cluster_and_back(lab):
             ["stat", "-c", "%a %U", "/home/alice/.ssh", "/home/alice/.ssh/authorized_keys"], as_root=True
         )
         assert modes == "700 alice\n600 alice\n"
-    gangline(hosts, "init", *names, "--yes")
+    keys = [" ".join(host.read("/etc/ssh/ssh_host_ed25519_key.pub").decode().split()[:2]) for host in hosts.hosts]
+    assert [key in desk.read("cluster.yaml").decode() for key in keys] == [True, True]
     again = gangline(hosts, "prepare", "access")
     assert "nothing has to be changed" in again
     shown = gangline(
@@ -170,8 +172,10 @@ def test_a_key_that_is_there_is_taken(lab):
             ("trust 1 new key?", "y"),
             ("password of alice on pc1 for ssh:", PASSWORD),
             ("make 1 change on 1 host?", "y"),
+            ("write cluster.yaml with 1 host? [Y/n]", "n"),
         ],
     )
+    assert hosts.user.run(["ls", "cluster.yaml"]).returncode != 0
     assert "you have no ssh key" not in shown
     assert json.dumps(hosts.user.read(".ssh/id_ed25519.pub").decode().split()[1])[1:-1] in shown
 

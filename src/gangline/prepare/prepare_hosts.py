@@ -16,11 +16,13 @@ from typing import Any, Protocol
 
 from gangline.checks.judge import FAMILIES
 from gangline.config.document import name_of
+from gangline.config.load import DEFAULT
 from gangline.context import REAL, Context, Dependencies, load_cluster, reached
 from gangline.control.supervision import choose_supervisor_host
 from gangline.decide.inspect import InspectOptions, inspect
 from gangline.decide.told_before import is_acknowledged
 from gangline.errors import GanglineError, HostUnreachable, UsageError
+from gangline.init.dependencies import REAL as REAL_INIT
 from gangline.init.dependencies import InitConsole, Scan, says_yes, scan, scan_all, trust
 from gangline.init.dependencies import show as show_keys
 from gangline.prepare.ansible_playbook import playbook_files
@@ -135,7 +137,7 @@ def prepare(
     """
     for folder in filter(None, (asked.commands, asked.ansible)):
         require_new_folder(folder)
-    cluster = _cluster(asked, console, logins)
+    cluster, scans = _cluster_or_new_hosts(asked, console, logins)
     steps, hosts = chosen([name_of(word) for word in asked.words], cluster)
     with contextlib.ExitStack() as stack:
         _, context = stack.enter_context(reached(cluster, home=asked.home, console=console, deps=deps))
@@ -156,11 +158,7 @@ def prepare(
             found=Prepared(dry_run=asked.dry_run),
         )
         session.read()
-        if not (asked.commands or asked.ansible):
-            session.make_first()
-        for name in session.readings:
-            if of_host := session.steps_of(name):
-                session.found.plans[name] = session.plans(cluster.host(name), of_host)
+        session.plan()
         if asked.commands or asked.ansible:
             _export(asked, session, console)
             return session.found
@@ -170,7 +168,9 @@ def prepare(
                 session.change(name)
         if not session.found.dry_run:
             session.report_supervisor(context)
-        return session.found
+    if scans and _may_describe(asked, session.found, console):
+        _describe(asked, scans, console)
+    return session.found
 
 
 def _found_by_check(cluster: Cluster, steps: tuple[PrepareStep, ...], context: Context) -> tuple[PrepareStep, ...]:
@@ -192,14 +192,21 @@ def _found_by_check(cluster: Cluster, steps: tuple[PrepareStep, ...], context: C
     return tuple(step for step in steps if step.name in named or step.name not in of_checks)
 
 
-def _cluster(asked: PrepareQuestion, console: PrepareConsole | None = None, logins: Logins = LOGINS) -> Cluster:
-    """The cluster of the file; for `access`, hosts that are in none yet."""
-    if console is not None and ACCESS.name in asked.words:
+def _cluster_or_new_hosts(
+    asked: PrepareQuestion, console: PrepareConsole, logins: Logins
+) -> tuple[Cluster, tuple[Scan, ...]]:
+    """The cluster of the file; for `access`, hosts that are in none yet, with what they showed when they were asked."""
+    if ACCESS.name in asked.words:
         known = {host.name for host in load_cluster(asked.cluster, asked.home).hosts} if asked.cluster else set()
         steps = {step.name for step in STEPS}
         new = [word for word in asked.words if word not in steps and name_of(word) not in known]
         if new:
             return _new_hosts(new, asked, console, logins)
+    return _cluster(asked), ()
+
+
+def _cluster(asked: PrepareQuestion) -> Cluster:
+    """The cluster of the file. Raises UsageError for one of Slurm."""
     cluster = load_cluster(asked.cluster, asked.home)
     if cluster.slurm is not None:
         raise UsageError(
@@ -210,12 +217,35 @@ def _cluster(asked: PrepareQuestion, console: PrepareConsole | None = None, logi
     return cluster
 
 
+def _may_describe(asked: PrepareQuestion, found: Prepared, console: PrepareConsole) -> bool:
+    """Whether new hosts get a cluster file now: there is none, all of them let the user in, and he wants it."""
+    if asked.cluster is not None or found.dry_run or found.failed or asked.commands or asked.ansible:
+        return False
+    if asked.yes:
+        return True
+    answer = console.ask(f"write {DEFAULT} with {_counted(len(found.plans), 'host')}? [Y/n]")
+    return answer is not None and (not answer.strip() or says_yes(answer))
+
+
+def _describe(asked: PrepareQuestion, scans: Sequence[Scan], console: PrepareConsole) -> None:
+    """Write the cluster file, as `gangline init` does, with the keys that the user has just trusted."""
+    from gangline.init.describe import InitQuestion, init
+
+    shown = {each.host.name: each for each in scans}
+    deps = replace(REAL_INIT, scan=lambda host: replace(shown[host.name], host=host))
+    names = tuple(each.host.ssh or each.host.name for each in scans)
+    init(InitQuestion(home=asked.home, output=Path(DEFAULT), names=names, yes=True), console=console, deps=deps)
+    console.report("next: gangline prepare does what gangline check finds")
+
+
 def _side(host: Host, transport: Transport, passwords: Passwords) -> HostSide:
     user = host.ssh.partition("@")[0] if host.ssh and "@" in host.ssh else getpass.getuser()
     return HostSide(host.name, transport, user=user, passwords=passwords)
 
 
-def _new_hosts(words: list[str], asked: PrepareQuestion, console: PrepareConsole, logins: Logins) -> Cluster:
+def _new_hosts(
+    words: list[str], asked: PrepareQuestion, console: PrepareConsole, logins: Logins
+) -> tuple[Cluster, tuple[Scan, ...]]:
     """Hosts that no file has, each with the key that the user trusts. Raises UsageError, HostKeyRefused."""
     from gangline.config.load import named_hosts
 
@@ -228,7 +258,8 @@ def _new_hosts(words: list[str], asked: PrepareQuestion, console: PrepareConsole
     show_keys(scans, console)
     trust(scans, yes=asked.yes, console=console)
     keys = {each.host.name: each.key for each in scans}
-    return Cluster(name="new", hosts=tuple(replace(host, host_key=keys[host.name]) for host in hosts))
+    cluster = Cluster(name="new", hosts=tuple(replace(host, host_key=keys[host.name]) for host in hosts))
+    return cluster, tuple(scans)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -332,6 +363,14 @@ class _Session:
         if first:
             return {step.name: step.plan_first(view) for step in steps if step.plan_first}
         return {step.name: step.plan(view) for step in steps}
+
+    def plan(self) -> None:
+        """What is to be changed on each host, after what has to be made first is there."""
+        if not (self.asked.commands or self.asked.ansible):
+            self.make_first()
+        for name in self.readings:
+            if steps := self.steps_of(name):
+                self.found.plans[name] = self.plans(self.cluster.host(name), steps)
 
     def make_first(self) -> None:
         """What the changes of other hosts follow from. It is shown, asked for and made by itself."""
