@@ -34,7 +34,7 @@ from gangline.context import (
 )
 from gangline.control.equip import claim, equip, preview, slots_held
 from gangline.control.lost_head import last_heard, take_over, without_hosts
-from gangline.control.notify import require_addresses
+from gangline.control.notify import notify_of, require_addresses, settled
 from gangline.control.slurm_job import must_submit, script, submit
 from gangline.control.start import (
     bring_inputs,
@@ -91,17 +91,19 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
     On a Slurm cluster it returns once the run waits in the queue.
     """
     job, cluster = load(start)
-    require_addresses(job, deps.variables, waits_in_queue=must_submit(cluster, deps.variables))
+    waits = must_submit(cluster, deps.variables)
+    early = Context(transports={}, home=start.home, console=console, deps=deps)
+    notify = settled(job.notify, early, waits_in_queue=waits, is_trial=start.trial is not None)
+    job = replace(job, notify=notify)
     more = {} if start.trial is None else {"trial": dict(start.trial)}
     if start.typed is not None:
         more["typed"] = start.typed.to_json()
-    if must_submit(cluster, deps.variables):
-        context = Context(transports={}, home=start.home, console=console, deps=deps)
+    if waits:
         if start.trial is None:
             from gangline.decide.decide import sized
 
-            sized(job, context)  # what is wrong with rows is told before a day in the queue
-        return _submitted(job.name, cluster, context, {"job": job.to_json(), **more}, force=start.force)
+            sized(job, early)  # what is wrong with rows is told before a day in the queue
+        return _submitted(job.name, cluster, early, {"job": job.to_json(), **more}, force=start.force)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
         decision = _startable(job, cluster, context, force=start.force, look=start.trial is None)
         claim(cluster, context)
@@ -211,9 +213,12 @@ def run(
     record: as it is before the folder is copied. trial: see `StartOptions.trial`.
     """
     cluster = load_cluster(cluster_path, home)
-    if must_submit(cluster, deps.variables):
-        context = Context(transports={}, home=home, console=console, deps=deps)
-        return _submitted(record.name, cluster, context, {"command": record.to_json()})
+    waits = must_submit(cluster, deps.variables)
+    early = Context(transports={}, home=home, console=console, deps=deps)
+    notify = settled(record.notify, early, waits_in_queue=waits, is_trial=trial is not None)
+    record = replace(record, notify=notify)
+    if waits:
+        return _submitted(record.name, cluster, early, {"command": record.to_json()})
     documents = {} if trial is None else {"trial": dict(trial)}
     with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
         inspection = _inspected(record.on(cluster), context)
@@ -309,7 +314,7 @@ def _ended_run(
 
 def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Context, *, force: bool) -> None:
     layout = run.layout
-    require_addresses(Job.load(layout.job), context.deps.variables)
+    require_addresses(notify_of(layout), context.deps.variables)
     decision = _startable(Job.load(layout.job).reopened(), cluster, context, force=force, look=False)
     claim(cluster, context)
     with preparing(layout, next_state(ended), before=ended):
@@ -329,6 +334,7 @@ def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Cont
 def _resume_command(run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, context: Context) -> None:
     """Start the user's command again, with the flag that makes it resume."""
     require_resumable(run.layout.run_id, record)
+    require_addresses(record.notify, context.deps.variables)
     cluster = record.on(cluster)
     inspection = _inspected(cluster, context)
     claim(cluster, context)

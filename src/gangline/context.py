@@ -18,7 +18,7 @@ from gangline.launch.poll import free_port
 from gangline.provision.ask import AskLook, ask_look
 from gangline.provision.console import Console
 from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, in_allocation
-from gangline.runs.job import Job
+from gangline.runs.job import Job, NotifyJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
 from gangline.runs.state import ProcessId, StopOrder
@@ -88,6 +88,25 @@ def default_home() -> Path:
     import platformdirs
 
     return platformdirs.user_state_path("gangline")
+
+
+def settings_file(home: Path) -> Path:
+    """The user's settings: in the user's configuration folder, or in a home that was named instead of the usual one."""
+    import platformdirs
+
+    if home == platformdirs.user_state_path("gangline"):
+        return platformdirs.user_config_path("gangline") / "settings.yaml"
+    return home / "settings.yaml"
+
+
+def load_settings(home: Path) -> NotifyJob | None:
+    """Who gets messages about a run whose request does not say; raises SpecError."""
+    path = settings_file(home)
+    if not path.exists():
+        return None
+    from gangline.config.load import load_settings as from_file
+
+    return from_file(path)
 
 
 # From files to a cluster with transports to its hosts.

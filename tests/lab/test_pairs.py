@@ -207,7 +207,9 @@ TRY = textwrap.dedent("""
         return True
     places = [(address, port) for address in json.loads(sys.argv[1]) for port in (29500, 45000)]
     with concurrent.futures.ThreadPoolExecutor(len(places)) as pool:
-        print(json.dumps(list(pool.map(reached, places))))
+        seen = list(pool.map(reached, places))
+        # a second on a busy machine may be too short for all of them
+        print(json.dumps(seen if any(seen) else list(pool.map(reached, places))))
 """)
 
 

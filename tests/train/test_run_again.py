@@ -3,6 +3,9 @@
 import json
 
 from tests.train.story import make_user, write_cluster
+from tests.web_sink import web
+
+__all__ = ["web"]
 
 SCRIPT = """
 import pathlib, sys
@@ -23,12 +26,26 @@ dist.destroy_process_group()
 """
 
 
-def test_a_script_that_fails_is_started_again_with_the_words_for_it(quick_python, tmp_path):
+def test_a_script_that_fails_is_started_again_with_the_words_for_it(quick_python, tmp_path, web):
     user = make_user(tmp_path, python=quick_python)
     (user.folder / "mine").mkdir()
     (user.folder / "mine" / "mine.py").write_text(SCRIPT)
     write_cluster(user, "two", pc1={}, pc2={})
-    words = ("--dir", "mine", "--cluster", "two.yaml", "--restarts", "2", "--resume-flag=--resume", "--", "mine.py")
+    (user.folder / "hook").write_text(web.url)
+    (user.folder / "hook").chmod(0o600)
+    words = (
+        "--notify",
+        "file:hook",
+        "--dir",
+        "mine",
+        "--cluster",
+        "two.yaml",
+        "--restarts",
+        "2",
+        "--resume-flag=--resume",
+        "--",
+        "mine.py",
+    )
     said = user.gangline("run", *words, "--lr", "1")
     run = said.out.split()[0]
     log = (user.at_host("pc1", run) / "attempts" / "3" / "rank-0.log").read_text()
@@ -38,4 +55,5 @@ def test_a_script_that_fails_is_started_again_with_the_words_for_it(quick_python
     (record,) = [each for each in user.runs() if each["id"] == run]
     assert (record["phase"], record["attempt"]) == ("finished", 3)
     assert json.loads((user.home / "runs" / run / "command.json").read_text())["restarts"] == 2
+    assert [each["event"] for each in web.got] == ["finished"]
     assert user.wait_until_quiet() == []

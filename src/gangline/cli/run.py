@@ -14,6 +14,7 @@ from gangline.cli.output import Terminal, print_data, print_started
 from gangline.context import cluster_file, default_home
 from gangline.control.user_command import draft, split_words
 from gangline.errors import UsageError
+from gangline.runs.job import NotifyJob
 from gangline.units import parse_duration
 
 SHORTEST_STALL_S = 10.0
@@ -53,6 +54,10 @@ def command(  # noqa: PLR0913  (options of a command line)
             min=0, max=MOST_RESTARTS, metavar="N", help="restart CMD automatically after a failure, at most N times"
         ),
     ] = 0,
+    notify: Annotated[
+        list[str] | None,
+        option("where an address for messages stands: env:NAME or file:PATH; none: no messages", "PLACE"),
+    ] = None,
     detach: Detach = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -70,6 +75,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         on_stall="report" if on_stall is None else on_stall.value,
         restarts=restarts,
         host_words=_host_words(host_args or []),
+        notify=_notify(notify or []),
     )
     console = Terminal()
     for number, line in enumerate(record.notes):
@@ -93,6 +99,14 @@ def _host_words(options: list[str]) -> dict[str, tuple[str, ...]]:
             )
         found[host] = split_words("--host-args", words)
     return found
+
+
+def _notify(places: list[str]) -> NotifyJob | None:
+    if not places:
+        return None
+    from gangline.config.load import settings_of  # not for a `run` without messages: pydantic costs 0.2 s
+
+    return settings_of("none" if places == ["none"] else places)
 
 
 def _stall_after_s(words: str, on_stall: OnStall | None) -> float | None:

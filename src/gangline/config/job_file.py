@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from gangline.callbacks import CALLBACKS
 from gangline.chat_templates import CHAT_TEMPLATES
@@ -13,6 +14,7 @@ from gangline.config.job_model import (
     DataWords,
     EvaluationSourceWords,
     JobWords,
+    NotifyWords,
     OptimizerWords,
     PartWords,
     SourceWords,
@@ -348,7 +350,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     failures = resolve_failures(checked)
     report, callbacks = resolve_report(checked), resolve_callbacks(checked)
     strategy = resolve_strategy(checked, folder=folder)
-    notify = _notify(checked, folder=folder)
+    notify = resolve_notify(checked, words.notify, folder=folder)
     checked.document.mistakes.raise_if_any()
     early = words.early_stopping
     return Job(
@@ -386,10 +388,10 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     )
 
 
-def _notify(checked: Checked[JobWords], *, folder: Path) -> NotifyJob | None:
-    words = checked.words.notify
+def resolve_notify(checked: Checked[Any], words: NotifyWords | None, *, folder: Path) -> NotifyJob | None:
+    """Who is told what; None: the file does not say, and an empty one: it says nobody. Paths begin at `folder`."""
     if words is None:
-        return None
+        return NotifyJob() if checked.wrote("notify") else None
     if not words.to and not words.command:
         checked.report(
             ("notify",),

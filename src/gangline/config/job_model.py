@@ -545,8 +545,8 @@ class FailureWords(Section):
 class NotifyWords(Section):
     """Messages about the run, sent by its supervisor. `notify: env:NTFY` is short for `notify: {to: env:NTFY}`."""
 
-    to: Annotated[list[Annotated[str, Field(pattern=ADDRESS_PLACE)]], OneOrMore()] = Field(
-        default=[], examples=[["file:~/.config/ntfy"]]
+    to: Annotated[list[Annotated[str, Field(pattern=ADDRESS_PLACE, examples=["file:~/.config/ntfy"])]], OneOrMore()] = (
+        Field(default=[], examples=[["file:~/.config/ntfy"]])
     )
     """Where an address stands: `env:NAME`, a variable of your shell, or `file:PATH`, its first line; see
     [messages](training.md#messages)."""
@@ -555,6 +555,13 @@ class NotifyWords(Section):
     events: Annotated[list[MessageKind], OneOrMore()] = Field(default=list(MESSAGE_KINDS))
     """Which events make a message: the run `finished` or `failed`, a host is `lost` or `back`, a `straggler` slows the
     others, ranks have `stalled`."""
+
+
+class SettingsWords(Section):
+    """What holds for every run of a user whose job does not say otherwise."""
+
+    notify: Annotated[Annotated[NotifyWords, Shorthand("to")] | None, NONE] = None
+    """Who gets messages about a run whose job has no `notify`."""
 
 
 class JobWords(Section):

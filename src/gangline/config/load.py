@@ -23,8 +23,8 @@ from gangline.config.document import (
 )
 from gangline.config.fields import NAME, PATTERNS
 from gangline.config.foreign import ForeignKind, kind_of, kind_of_text
-from gangline.config.job_file import resolve_job
-from gangline.config.job_model import FOREIGN, JobWords
+from gangline.config.job_file import resolve_job, resolve_notify
+from gangline.config.job_model import FOREIGN, JobWords, SettingsWords
 from gangline.config.mistakes import (
     KeyPath,
     Mistake,
@@ -39,7 +39,7 @@ from gangline.config.validate import check
 from gangline.errors import SpecError, UsageError
 from gangline.plugins import Table
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.job import Job
+from gangline.runs.job import Job, NotifyJob
 
 MAX_BYTES = 4 << 20
 """A job or cluster file is short; anything larger was named by mistake."""
@@ -77,6 +77,28 @@ def _resolved_job(document: Document, path: Path, overrides: Sequence[str], *, n
     checked = check(JobWords, document, foreign=FOREIGN)
     checked.needs_data = needs_data
     return resolve_job(checked, folder=path.absolute().parent, default_name=_name(path, otherwise="job"))
+
+
+def load_settings(path: Path) -> NotifyJob | None:
+    """Who gets messages by the user's own settings, at present all that they say; None: nobody.
+
+    Relative paths begin at the folder of the file, which need not be there. Raises SpecError with all mistakes at once.
+    """
+    if not path.exists():
+        return None
+    return _settings(read_document(read_text(path, kind="settings"), str(path)), path.absolute().parent)
+
+
+def settings_of(notify: object) -> NotifyJob | None:
+    """Who gets messages by the value of `notify` in settings, of a command line; as `load_settings`."""
+    return _settings(read_document(json.dumps({"notify": notify}), "--notify"), Path.cwd())
+
+
+def _settings(document: Document, folder: Path) -> NotifyJob | None:
+    checked = check(SettingsWords, document)
+    notify = resolve_notify(checked, checked.words.notify, folder=folder)
+    document.mistakes.raise_if_any()
+    return notify
 
 
 def job_mistakes(text: str, path: Path, overrides: Sequence[str] = ()) -> tuple[Mistake, ...]:

@@ -6,7 +6,8 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from gangline.context import Context
+from gangline.context import Context, load_settings
+from gangline.control.user_command import CommandRecord
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.cluster import Host
 from gangline.runs.job import Job, NotifyJob
@@ -19,17 +20,44 @@ MOST_CHARS = 4096
 IMPORT_S = 60.0
 
 
-def require_addresses(job: Job, variables: Mapping[str, str], *, waits_in_queue: bool = False) -> None:
-    """Raise UsageError unless every address of the job can be read here, before anything is changed."""
-    if job.notify is None:
+def settled(
+    notify: NotifyJob | None, context: Context, *, waits_in_queue: bool = False, is_trial: bool = False
+) -> NotifyJob | None:
+    """Who gets the messages of a new run: who its request says, else who the user's settings say.
+
+    waits_in_queue: it waits for Slurm, which has messages of its own. is_trial: it is one run of a sweep. Settings hold
+    for neither. Raises UsageError unless every address can be read here, SpecError for mistakes in the settings.
+    """
+    if notify is None and not is_trial:
+        notify = load_settings(context.home)
+        if notify is not None and waits_in_queue:
+            context.console.report(
+                "no messages by your settings: Slurm has its own, by slurm.options: [--mail-type=...]"
+            )
+            return None
+    require_addresses(notify, context.deps.variables, waits_in_queue=waits_in_queue)
+    return notify
+
+
+def notify_of(layout: RunLayout) -> NotifyJob | None:
+    """Who gets the messages of a run."""
+    if (command := CommandRecord.of(layout)) is not None:
+        return command.notify
+    job = load_if_there(layout.job, Job)
+    return None if job is None else job.notify
+
+
+def require_addresses(notify: NotifyJob | None, variables: Mapping[str, str], *, waits_in_queue: bool = False) -> None:
+    """Raise UsageError unless every address can be read here, before anything is changed."""
+    if notify is None or not (notify.to or notify.command):
         return
     if waits_in_queue:
         raise UsageError(
             "notify is not available for a run that waits in the queue of Slurm",
             seen="its supervisor starts on a node, which has none of this shell's variables",
-            fix="delete notify from the job and use Slurm's own: cluster.yaml, slurm.options: [--mail-type=END,FAIL]",
+            fix="leave notify out and use Slurm's own: cluster.yaml, slurm.options: [--mail-type=END,FAIL]",
         )
-    _addresses(job.notify, variables)
+    _addresses(notify, variables)
 
 
 def place_addresses(
@@ -39,13 +67,13 @@ def place_addresses(
 
     Raises UsageError, RunFailed where apprise is not installed there.
     """
-    job = load_if_there(layout.job, Job)
-    if job is None or job.notify is None:
+    notify = notify_of(layout)
+    if notify is None or not (notify.to or notify.command):
         return
     addresses = SinkAddresses(
-        urls=_addresses(job.notify, context.deps.variables),
-        command=job.notify.command,
-        events=job.notify.events,
+        urls=_addresses(notify, context.deps.variables),
+        command=notify.command,
+        events=notify.events,
         since=attempt,
     )
     needs_apprise = not all(map(is_web, addresses.urls))

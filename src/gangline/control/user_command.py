@@ -19,6 +19,7 @@ from gangline.provision.console import Console
 from gangline.provision.trees import write_documents
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import NotifyJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import Record, load_if_there
 
@@ -53,6 +54,8 @@ class CommandRecord(Record):
     """Host -> words that its ranks get behind all others."""
     notes: tuple[str, ...] = ()
     """What became of those launchers and their options, for the user; (): there was none."""
+    notify: NotifyJob | None = None
+    """Who gets messages about the run."""
 
     @property
     def name(self) -> str:

@@ -386,7 +386,7 @@ MESSAGE_KINDS: tuple[MessageKind, ...] = ("finished", "failed", "lost", "back", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifyJob:
-    """Who is told what of a run, by its supervisor. Nothing secret stands here."""
+    """Who is told what of a run, by its supervisor; without `to` and `command` nobody. Nothing secret stands here."""
 
     to: tuple[str, ...] = ()
     """Where addresses stand, on the computer that starts the run: `env:NAME`, or `file:PATH`, absolute."""
@@ -476,7 +476,7 @@ class Job(Record):
     callbacks: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Rows of `gangline.callbacks.CALLBACKS`, each with its options."""
     notify: NotifyJob | None = None
-    """None: nobody is told anything."""
+    """None: the job does not say; with nothing in the user's settings either, nobody is told anything."""
     pause_at: int | None = None
     """After this step the run evaluates, saves and stops, and `resume` goes on; a sweep sets it."""
     max_skipped_steps: int = 3

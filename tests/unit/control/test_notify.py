@@ -35,7 +35,7 @@ def test_an_address_in_the_job_nobody_to_tell_and_unknown_kinds_are_refused(tmp_
 def test_what_can_be_read_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "ntfy").write_text("ntfys://topic\n", encoding="utf-8")
     (tmp_path / "ntfy").chmod(0o600)
-    require_addresses(job(tmp_path, "[env:HOOK, file:ntfy]"), {"HOOK": "https://example.org/hook"})
+    require_addresses(job(tmp_path, "[env:HOOK, file:ntfy]").notify, {"HOOK": "https://example.org/hook"})
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,18 @@ def test_what_cannot_be_used_is_refused_and_not_quoted(
     (tmp_path / "ntfy").write_text(text, encoding="utf-8")
     (tmp_path / "ntfy").chmod(mode)
     with pytest.raises(UsageError, match=r"no address in") as refused:
-        require_addresses(job(tmp_path, place), variables)
+        require_addresses(job(tmp_path, place).notify, variables)
     assert seen in str(refused.value)
     assert "of-nobody-9" not in str(refused.value)
 
 
 def test_a_run_in_the_queue_of_slurm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"queue of Slurm"):
-        require_addresses(job(tmp_path, "env:HOOK"), {"HOOK": "https://example.org"}, waits_in_queue=True)
+        require_addresses(job(tmp_path, "env:HOOK").notify, {"HOOK": "https://example.org"}, waits_in_queue=True)
 
 
 def test_without_notify_nothing_is_asked(tmp_path: Path) -> None:
-    require_addresses(job(tmp_path, "none"), {})
+    said_nobody = job(tmp_path, "none").notify
+    assert said_nobody == NotifyJob()
+    require_addresses(said_nobody, {}, waits_in_queue=True)
+    require_addresses(None, {})
