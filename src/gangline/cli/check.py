@@ -17,7 +17,16 @@ from gangline.context import StartOptions, cluster_file, default_home
 from gangline.decide.inspect import InspectOptions, InspectResult
 from gangline.decide.told_before import acknowledged_line, is_acknowledged
 from gangline.errors import CheckFailed
-from gangline.report.check_view import finding_lines, host_table, network_lines, pair_lines, skipped_line, sum_line
+from gangline.report.check_view import (
+    finding_lines,
+    host_table,
+    network_lines,
+    pair_lines,
+    skipped_line,
+    sum_line,
+    total_lines,
+)
+from gangline.report.machine_totals import totals_of
 
 
 class CheckTier(str, enum.Enum):
@@ -60,6 +69,7 @@ def command(
     seconds = process_age_s() or inspection.seconds
     answer = {
         **inspection.documents(),
+        "totals": totals_of(inspection.inventory.hosts).to_json(),
         "findings": [finding.to_json() for finding in inspection.findings],
         "skipped": [{"what": row.what, "why": row.why} for row in inspection.skipped],
         "tier": tier.value,
@@ -93,6 +103,7 @@ def _screen(inspection: InspectResult, options: InspectOptions, seconds: float) 
     hosts = len(inspection.cluster.hosts)
     return [
         *host_table(inventory),
+        *total_lines(inventory),
         "",
         *(network_lines(inspection.networks) if options.wants("network") else []),
         *pair_lines(inventory.pairs),

@@ -8,6 +8,7 @@ from gangline.checks.rules import Finding
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.pairs import Pairs, Skipped
 from gangline.inventory.rank_interface import NetworkChoice
+from gangline.report.machine_totals import totals_of
 from gangline.report.text_table import clean, table
 from gangline.units import fold_names, format_bytes
 
@@ -16,6 +17,14 @@ def host_table(inventory: Inventory) -> list[str]:
     """A row for each host that answered."""
     header = ("host", "cpus", "memory free", "disk free", "python", "torch", "gpus")
     return table(header, [_row(facts) for facts in inventory.hosts])
+
+
+def total_lines(inventory: Inventory) -> list[str]:
+    """What the hosts have in sum; nothing for one host without several cards."""
+    totals = totals_of(inventory.hosts)
+    if totals.hosts < 2 and totals.num_cards < 2:
+        return []
+    return ["", " · ".join(totals.words()), *filter(None, [totals.weights_line()])]
 
 
 def network_lines(networks: Mapping[str, NetworkChoice]) -> list[str]:

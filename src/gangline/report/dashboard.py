@@ -15,6 +15,7 @@ from gangline.launch.backend import HostStatus
 from gangline.report.follow import BoardRecord, board_line
 from gangline.report.host_samples import HostSamples, card_events, mbit, others_on, seconds_of
 from gangline.report.live import curve
+from gangline.report.machine_totals import count, totals_of
 from gangline.report.tail import History
 from gangline.report.text_table import clean, event_line
 from gangline.runs.registry import RunRecord
@@ -226,25 +227,13 @@ def _gauge(name: str, percent: float | None, words: str, past: Sequence[float | 
 
 def _totals(hosts: Sequence[WatchedHost], look: Look) -> list[ShownLine]:
     """Sums over the machines that told what they are: hosts on one machine count once. How many did not."""
-    told = [host.facts for host in hosts if host.facts is not None]
-    machines = {facts.system.machine.boot or facts.host: facts for facts in told}
-    cells: list[ShownLine] = [[(_count(len(hosts), "host"), "")]]
-    if len(machines) < len(told):
-        cells.append([(f"on {_count(len(machines) + len(hosts) - len(told), 'machine')}", "")])
-    if told:
-        gpus = {gpu.uuid: gpu.memory_total_bytes for facts in told for gpu in facts.gpus}
-        size = f" {format_bytes(sum(gpus.values()))}" if gpus else ""
-        memory = [each.memory_total_bytes for each in machines.values() if each.memory_total_bytes is not None]
-        cells.append([(_count(len(gpus), "card") + size, "")])
-        cells.append([(_count(sum(facts.num_cpus for facts in machines.values()), "CPU"), "")])
-        cells.append([(f"{format_bytes(sum(memory))} RAM", "")])
-    if len(told) < len(hosts):
-        cells.append([(f"what {_count(len(hosts) - len(told), 'host')} has is not known", "warn")])
-    return _flow(cells, look)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    told = totals_of([host.facts for host in hosts if host.facts is not None])
+    silent = len(hosts) - told.hosts
+    cells: list[ShownLine] = [[(word, "")] for word in told.words(silent=silent)]
+    if silent:
+        cells.append([(f"what {count(silent, 'host')} has is not known", "warn")])
+    lines = _flow(cells, look)
+    return lines + _words(told.weights_line(), "dim", look) if told.weights_line() else lines
 
 
 def _host(host: WatchedHost, now: float, look: Look) -> list[ShownLine]:
@@ -270,7 +259,7 @@ def _machine(host: WatchedHost) -> list[ShownLine]:
     cells: list[ShownLine] = [[(host.cpu, "dim")]] if host.cpu else []
     if host.facts is None:
         return cells
-    cells.append([(_count(host.facts.num_cpus, "CPU"), "dim")])
+    cells.append([(count(host.facts.num_cpus, "CPU"), "dim")])
     if host.facts.memory_total_bytes is not None:
         cells.append([(f"{format_bytes(host.facts.memory_total_bytes)} RAM", "dim")])
     if host.facts.gpu_driver.version:
@@ -536,7 +525,11 @@ def _events(seen: WatchedState, run: WatchedRun, look: Look) -> list[ShownLine]:
 
 def screen_json(seen: WatchedState) -> dict[str, Any]:
     """What the screen shows, as plain data. A figure that is not known is missing; times are seconds since 1970."""
-    found: dict[str, Any] = {"time": round(seen.now, 3), "hosts": [_host_json(host) for host in seen.hosts]}
+    found: dict[str, Any] = {
+        "time": round(seen.now, 3),
+        "hosts": [_host_json(host) for host in seen.hosts],
+        "totals": totals_of([host.facts for host in seen.hosts if host.facts is not None]).to_json(),
+    }
     run = seen.run
     if run is None:
         return found
