@@ -10,7 +10,8 @@ real sshd, torchrun and gloo on the processor. All hosts share /shared, as many 
 
 starts    all four ranks are there
 follows   gangline knows a step that gets on, from the output or the optimizer
-restarts  kill -9 of rank 2 once the script has saved; the next attempt, by --restarts 1, goes on from that save
+restarts  kill -9 of rank 2 once the script has saved; the next attempt, by --restarts 1, goes on from that save. A
+          script without a flag to resume begins anew: its line says so
 hangs     rank 3 is stopped (SIGSTOP): it and its host are named; then it may go on
 stops     `gangline stop`: all ranks end, nothing is left on any host; the script saved in answer, or had before
 
@@ -192,7 +193,8 @@ class Trial:
         if not self._row.get("resume"):
             self._kill()
             lines = self.until(lambda: self.figures(2), "the second attempt", seconds=START_S)
-            raise Missed(f"it has no flag to resume: the next attempt runs, and began at step {lines[0]['step']}")
+            why = self._row.get("no_flag", "it has no flag to resume")
+            return f"{why}: the next attempt, from its beginning, is at step {lines[0]['step']}"
         self.until(self.saves, "a save", seconds=SAVE_S)
         time.sleep(3.0)  # until it is whole
         named = re.search(r"\d+$", self._row["resume"])
@@ -225,7 +227,7 @@ class Trial:
         new = sorted(set(after) - set(before), key=_number)
         if not after:
             return f"after {took:.0f} s, nothing is left; it saves nothing"
-        kept = f"saved {new[-1].rpartition('/')[2]} in answer" if new else "has its saves of before"
+        kept = f"meanwhile it saved {new[-1].rpartition('/')[2]}" if new else "has its saves of before"
         return f"after {took:.0f} s, nothing is left; {kept}"
 
     def hangs(self) -> str:

@@ -168,7 +168,7 @@ def make(folder: Path) -> None:
     (folder / "glue").mkdir()
     (folder / "glue/glue.py").write_text(METRIC)
     (folder / "data").mkdir()
-    (folder / "data/wikitext-2.txt").write_text("\n".join(texts * 3))
+    (folder / "data/wikitext-2.txt").write_text("\n".join(texts * 30))
     (folder / "axolotl.yaml").write_text(AXOLOTL.format(inputs=folder))
 
 
