@@ -15,6 +15,12 @@ MEGATRON = (
     "learning rate: 1.000E-04 | global batch size:    16 | lm loss: 6.012345E+00 | loss scale: 1.0 |"
 )
 
+COUNTED = (
+    "{'loss': '5.978', 'learning_rate': '5e-05', 'epoch': '0.002', 'num_input_tokens_seen': 384, "
+    "'train_runtime': '0.6161', 'train_tokens_per_second': '623.3'}"
+)
+"""LLaMA-Factory with `--include_num_input_tokens_seen yes`."""
+
 
 def read(*lines):
     reader = LineReader()
@@ -28,6 +34,7 @@ def read(*lines):
         ([HF_BAR], {"step": 2, "steps": 25}),
         ([HF_BAR, "{'loss': '2.3', 'grad_norm': '1.2', 'learning_rate': '4e-05', 'epoch': '0.1'}"], (2, 25, 2.3, 4e-5)),
         ([HF_BAR, "{'loss': 2.3, 'learning_rate': 4e-05, 'throughput': 120.5}"], (2, 25, 2.3, 4e-5, 120.5)),
+        ([HF_BAR, COUNTED], (2, 25, 5.978, 5e-5, 623.3)),
         ([COLOURS], {"step": 10, "loss": 4.1234, "tokens_per_s": 12345.0}),
         (["iter 10: loss 3.2, time 123.45ms, mfu 1.2%"], {"step": 10, "loss": 3.2}),
         (["step 0: train loss 4.2, val loss 4.1"], {"step": 0, "loss": 4.2}),

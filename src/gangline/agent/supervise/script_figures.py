@@ -169,7 +169,7 @@ class LineReader:
         if bar is not None:
             return self._bar(bar)
         losses = [found for found in LOSS.finditer(line) if (found["of"] or "train").lower() in TRAINING]
-        if not losses or "train_runtime" in line:  # the second: a summary at the end
+        if not losses or (losses[0]["of"] and "train_runtime" in line):  # the second: a summary at the end
             return False
         is_of_training = (losses[0]["of"] or "").lower().startswith("train")
         if not is_of_training and HELD_OUT.search(line, 0, losses[0].start()):
