@@ -16,7 +16,6 @@ from gangline.runs.cluster import Cluster
 from gangline.runs.state import iso
 from gangline.supervise.gang_control import PollIntervals
 from gangline.supervise.hang import (
-    EVIDENCE_S,
     Hang,
     ProcessStack,
     RankState,
@@ -106,6 +105,10 @@ def _stage(phase: str | None) -> int:
 
 AT_ONCE = 32
 TIMEOUT_S = 10.0
+STACKS_S = TIMEOUT_S + 2.0
+"""The end of a run without output waits so long for stacks: by then every host has answered, or could not."""
+TRIES = 3
+"""So often hosts are asked where their ranks stand, if one of them does not say it."""
 
 
 class StackAsking:
@@ -211,6 +214,7 @@ class Stall:
         self._stacks: dict[str, dict[int, ProcessStack]] = {}
         self._says_where = False
         """Where the ranks stand is to be told yet."""
+        self._num_tries = 0
 
     @property
     def suspicion(self) -> int | None:
@@ -235,6 +239,7 @@ class Stall:
             if before is None:
                 self._num_stalls += 1
                 self._noticed_at, self._stacks, self._says_where = self._clock(), {}, not self._is_told
+                self._num_tries = 1
             if not self._is_told:
                 self._is_told = True
                 yield "quiet", self._stalled.to_json()
@@ -245,18 +250,26 @@ class Stall:
     def take(self, evidence: Mapping[str, Any]) -> Iterator[Event]:
         """Take in the answers so far: host -> answer of `stacks`, unchecked; yields where the ranks stand, once."""
         self._stacks = read_stacks(evidence)
-        if self._stalled is not None and self._says_where and self._has_evidence():
-            self._says_where = False
-            standing = self._stalled.standing(self._stacks)
-            if standing:
-                accused = waited_for(standing)
-                first = {"host": accused[0].host, "rank": accused[0].rank} if accused else {}
-                yield "standing", {"what": _standing(standing, accused), **first}
+        hosts = self._asked_hosts()
+        if self._stalled is None or not self._says_where or not hosts <= self._stacks.keys():
+            return
+        if self._num_tries < TRIES and not all(self._stacks[host] for host in hosts):
+            self._num_tries += 1
+            self._num_stalls += 1  # a busy host may have been too slow: all are asked anew
+            return
+        self._says_where = False
+        standing = self._stalled.standing(self._stacks)
+        if standing:
+            accused = waited_for(standing)
+            first = {"host": accused[0].host, "rank": accused[0].rank} if accused else {}
+            yield "standing", {"what": _standing(standing, accused), **first}
+
+    def _asked_hosts(self) -> set[str]:
+        return {host for host, report in self._reports.items() if not report.has_ended and self._is_fresh(report)}
 
     def _has_evidence(self) -> bool:
         """Whether the stacks of all hosts are there, or have been waited for."""
-        hosts = {host for host, report in self._reports.items() if not report.has_ended and self._is_fresh(report)}
-        return hosts <= self._stacks.keys() or self._clock() >= self._noticed_at + EVIDENCE_S
+        return self._asked_hosts() <= self._stacks.keys() or self._clock() >= self._noticed_at + STACKS_S
 
     def failure(self) -> RunFailed | None:
         """The error that ends the run; None: it continues."""

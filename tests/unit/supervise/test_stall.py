@@ -4,8 +4,7 @@ import pytest
 
 from gangline.launch.backend import HostStatus, RankSilence
 from gangline.launch.program import StallWatch
-from gangline.supervise.gang_view import FRESH_S, Stall
-from gangline.supervise.hang import EVIDENCE_S
+from gangline.supervise.gang_view import FRESH_S, STACKS_S, TRIES, Stall
 from tests.unit.supervise.test_board import Clock
 
 LIMIT_S = 600.0
@@ -318,9 +317,33 @@ def test_the_error_waits_a_few_seconds_for_stacks_and_does_without_those_that_do
     run.until(60)
     assert run.stall.suspicion == 1
     assert run.stall.failure() is None
-    run.until(60 + EVIDENCE_S)
+    run.until(60 + STACKS_S)
     assert list(run.stall.take({})) == []
     assert run.stall.failure().details["stacks"] == []
+
+
+def test_a_host_that_was_too_busy_to_say_where_its_ranks_stand_is_asked_again(run):
+    run.until(700)
+    whole = answers(stack(LOCK), stack(SUM, waits=True))
+    assert list(run.stall.take({"pc2": whole["pc2"]})) == []
+    run.until(760)
+    assert list(run.stall.take({"pc2": whole["pc2"], "pc1": {}})) == []
+    assert run.stall.suspicion == 2
+    assert list(run.stall.take({})) == []
+    ((name, details),) = run.stall.take(whole)
+    assert (name, details["rank"]) == ("standing", 1)
+    assert run.stall.suspicion == 2
+
+
+def test_a_host_that_never_says_where_its_ranks_stand_is_asked_a_few_times(run):
+    run.until(700)
+    whole = answers(stack(LOCK), stack(SUM))
+    for _ in range(TRIES - 1):
+        assert list(run.stall.take({"pc2": whole["pc2"], "pc1": {}})) == []
+    ((_, details),) = run.stall.take({"pc2": whole["pc2"], "pc1": {}})
+    assert details == {"what": f"the ranks stand: ranks 2, 3 on pc2 at {SUM}"}
+    assert run.stall.suspicion == TRIES
+    assert list(run.stall.take(whole)) == []
 
 
 def test_a_rank_that_was_stopped_is_accused_and_places_are_told_where_nobody_is(run):
