@@ -226,7 +226,8 @@ class Trial:
             raise Missed(f"the run is {phase}: {self._why(self.row())}; left {left}")
         new = sorted(set(after) - set(before), key=_number)
         if not after:
-            return f"after {took:.0f} s, nothing is left; it saves nothing"
+            none = "it has saved nothing yet" if self._row.get("saved") else "it saves nothing on a stop"
+            return f"after {took:.0f} s, nothing is left; {none}"
         kept = f"meanwhile it saved {new[-1].rpartition('/')[2]}" if new else "has its saves of before"
         return f"after {took:.0f} s, nothing is left; {kept}"
 
