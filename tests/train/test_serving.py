@@ -170,6 +170,13 @@ def test_adapters_answer_by_name_over_one_base_at_the_same_time(client, models, 
     assert together == [apart[name] for name in names]
 
 
+def test_a_model_is_found_by_its_name(client):
+    assert client.models.retrieve("tuned") in list(client.models.list())
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("nobody")
+    assert caught.value.code == "model_not_found"
+
+
 def at_once(number, do):
     found = [None] * number
 

@@ -23,9 +23,18 @@ from typing import Any
 from gangline.errors import GanglineError, UsageError
 from gangline.worker.json_lines import write_line
 from gangline.worker.serving.engine import ENGINES, Engine, Piece, Served, open_engine
-from gangline.worker.serving.openai_form import AnswerForm, ApiRequest, Refusal, model_list, read_request, refusal_of
+from gangline.worker.serving.openai_form import (
+    AnswerForm,
+    ApiRequest,
+    Refusal,
+    model_entry,
+    model_list,
+    read_request,
+    refusal_of,
+)
 
 LOOPBACK = "127.0.0.1"
+ONE_MODEL = "/v1/models/"
 BODY_LIMIT_BYTES = 4 << 20
 BACKLOG = 1024
 LOOK_S = 0.5
@@ -101,6 +110,8 @@ def make_app(engine: Engine, token: str) -> Any:
             path, method = request.url.path, request.method
             if (method, path) == ("GET", "/v1/models"):
                 return JSONResponse(model_list(engine.models))
+            if method == "GET" and path.startswith(ONE_MODEL):
+                return JSONResponse(model_entry(path.removeprefix(ONE_MODEL), engine.models))
             if method == "POST" and path in {"/v1/chat/completions", "/v1/completions"}:
                 return await answered(request, is_chat="chat" in path)
             raise Refusal(status=404, message=f"there is no {method} {path[:200]} here", code="unknown_url")

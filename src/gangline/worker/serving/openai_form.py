@@ -89,9 +89,7 @@ def read_request(body: bytes, models: Sequence[str], *, is_chat: bool) -> ApiReq
     data = {key: value for key, value in data.items() if value is not None and key not in _SILENT}
     _refuse_unknown(data, _CHAT if is_chat else _COMPLETION)
     model = _typed(data, "model", str, required=True)
-    if model not in models:
-        message = f"the model {model[:200]!r} is not served; there is {', '.join(models)}"
-        raise Refusal(status=404, message=message, code="model_not_found", param="model")
+    _require_served(model, models)
     stream_options = _typed(data, "stream_options", dict) or {}
     return ApiRequest(
         question=_chat(data, model) if is_chat else _completion(data, model),
@@ -203,10 +201,19 @@ def _typed(data: Mapping[str, Any], key: str, kind: type, *, required: bool = Fa
 
 def model_list(models: Sequence[str]) -> dict[str, Any]:
     """The answer to `/v1/models`."""
-    return {
-        "object": "list",
-        "data": [{"id": name, "object": "model", "created": 0, "owned_by": "gangline"} for name in models],
-    }
+    return {"object": "list", "data": [model_entry(name, models) for name in models]}
+
+
+def model_entry(name: str, models: Sequence[str]) -> dict[str, Any]:
+    """The answer to `/v1/models/NAME`. Raises Refusal (404) for a model that is not served."""
+    _require_served(name, models)
+    return {"id": name, "object": "model", "created": 0, "owned_by": "gangline"}
+
+
+def _require_served(name: str, models: Sequence[str]) -> None:
+    if name not in models:
+        message = f"the model {name[:200]!r} is not served; there is {', '.join(models)}"
+        raise Refusal(status=404, message=message, code="model_not_found", param="model")
 
 
 class AnswerForm:
