@@ -31,10 +31,11 @@ from benchmarks.plan_time import FACTORS, read
 from benchmarks.scaling import commit, quiet
 from gangline.planner.architecture import Architecture
 from gangline.planner.config import read_architecture
-from gangline.planner.shares import split_layers, stages_named
+from gangline.planner.shares import stages_named
 from gangline.planner.speed import ComputeModel, RankWork, StepTime, step_query, step_time
 from gangline.planner.traffic import Fabric, LinkModel, Traffic, fit_all_reduce, traffic, wire_bytes
 from gangline.planner.training import PlannedStrategy, Training
+from gangline.runs.gang import split_layers
 
 RATE, TIMES = "1gbit", 2
 TOKENS = (8, 32, 128, 512, 2048)

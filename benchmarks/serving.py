@@ -3,7 +3,8 @@
     python -m benchmarks.serving --out benchmarks/lines/serving.jsonl
 
 A model of random weights is made, and served by the worker as `gangline serve` starts it. Rounds alternate: one chat,
-then `--chats` of them at the same time, over HTTP, whole answers.
+then `--chats` of them at the same time, over HTTP, whole answers. With `--stages 3` the layers lie in three processes
+of this computer, as `gangline serve --on A --on B --on C` has them on three hosts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -35,18 +36,22 @@ def main() -> int:
     parser.add_argument("--chats", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--stages", type=int, default=1, help="processes among which the layers are divided")
     parser.add_argument("--out", type=Path, required=True)
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         num_weights = _write_model(Path(folder), hidden=words.hidden, layers=words.layers)
-        with _worker(Path(folder), parallel=words.chats) as (port, plan):
+        with _served(Path(folder), parallel=words.chats, stages=words.stages) as (port, plan):
             _chats(port, words.chats, words.tokens)  # warms up
+            firsts = [_first_token_s(port) for _ in range(words.rounds)]
             pairs = [
                 (_chats(port, 1, words.tokens), _chats(port, words.chats, words.tokens)) for _ in range(words.rounds)
             ]
     row = {
         "weights": num_weights,
+        "stages": words.stages,
         "chats": words.chats,
+        "first_token_s": statistics.median(firsts),
         "one": statistics.median(one for one, _ in pairs),
         "several": statistics.median(several for _, several in pairs),
         "ratio": statistics.median(several / one for one, several in pairs),
@@ -87,29 +92,51 @@ def _write_model(folder: Path, *, hidden: int, layers: int) -> int:
 
 
 @contextmanager
-def _worker(folder: Path, *, parallel: int) -> Iterator[tuple[int, Any]]:
-    words = ["serve", str(folder), "--name", "m", f"--parallel={parallel}"]
+def _served(folder: Path, *, parallel: int, stages: int) -> Iterator[tuple[int, Any]]:
+    """The port of the endpoint, and its plan."""
+    with ExitStack() as stack:
+        behind = [stack.enter_context(_worker("stage", str(folder), "--address=127.0.0.1")) for _ in range(stages - 1)]
+        places = [f"--stage=s{number}=127.0.0.1:{said['port']}" for number, said in enumerate(behind, 1)]
+        engine = ["--engine=pipeline", *places] if places else []
+        said = stack.enter_context(_worker("serve", str(folder), "--name=m", f"--parallel={parallel}", *engine))
+        yield said["port"], said.get("plan")
+
+
+@contextmanager
+def _worker(*words: str) -> Iterator[dict[str, Any]]:
+    """A worker; the first line that it says."""
     argv = [sys.executable, "-m", "gangline.worker", *words]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(json.dumps({"token": TOKEN}) + "\n")
+        process.stdin.write(json.dumps({"token": TOKEN, "stage_key": TOKEN}) + "\n")
         process.stdin.flush()
-        said = json.loads(process.stdout.readline())
-        yield said["port"], said.get("plan")
+        yield json.loads(process.stdout.readline())
     finally:
         process.stdin.close()
         process.wait(120)
         process.stdout.close()
 
 
-def _post(port: int, prompt: str, num_tokens: int) -> HTTPConnection:
+def _post(port: int, prompt: str, num_tokens: int, *, stream: bool = False) -> HTTPConnection:
     connection = HTTPConnection("127.0.0.1", port, timeout=600)
-    asked = {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0}
+    asked = {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "stream": stream}
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     connection.request("POST", "/v1/completions", json.dumps(asked), headers)
     return connection
+
+
+def _first_token_s(port: int) -> float:
+    """From the request to the first text of a stream."""
+    begun = time.perf_counter()
+    connection = _post(port, "the first word about tea", 4, stream=True)
+    with connection.getresponse() as answer:
+        answer.readline()
+        taken = time.perf_counter() - begun
+        answer.read()
+    connection.close()
+    return taken
 
 
 def _chats(port: int, number: int, num_tokens: int) -> float:

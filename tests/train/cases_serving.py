@@ -1,5 +1,6 @@
 """What happens in the processes of test_serving."""
 
+import dataclasses
 import threading
 from pathlib import Path
 from random import Random
@@ -26,12 +27,17 @@ from transformers import (
 
 from gangline.errors import GanglineError
 from gangline.worker.generate import open_folder
-from gangline.worker.serving.cache_plan import free_bytes, plan_cache
-from gangline.worker.serving.engine import Question, QueueFull, Served, open_engine
+from gangline.worker.serving.cache_plan import free_bytes, group_rooms, plan_cache
+from gangline.worker.serving.engine import Question, QueueFull, Served, StageAddress, open_engine
 from gangline.worker.serving.passes import layer_shapes, open_passes
+from gangline.worker.serving.stage_link import listen_for_stages
+from gangline.worker.serving.stage_worker import run_stage
 from gangline.worker.talk import Sampling
 from tests.train.cases_generate import TEMPLATE, exported, model_folder
 
+KEY = "known-to-the-stages-only"
+STAGES = []
+"""Threads that are stages: a model that one of them loads must not meet another one that the test makes."""
 HELLO = [{"role": "user", "content": "tea?"}]
 
 
@@ -58,9 +64,21 @@ class Heard:
         return "".join(piece.text for piece in self.pieces)
 
 
+def with_stages(served, number):
+    """The same with stages behind the first one, each a thread of this process."""
+    stages = []
+    for name in range(number):
+        listener = listen_for_stages("127.0.0.1", None)
+        stages.append(StageAddress(host=f"h{name}", address="127.0.0.1", port=listener.getsockname()[1]))
+        STAGES.append(threading.Thread(target=run_stage, args=(listener, KEY, served.folder), daemon=True))
+        STAGES[-1].start()
+    return dataclasses.replace(served, stages=tuple(stages), key=KEY)
+
+
 def contract(folder, *, engine):
     """What every engine keeps of its promises, by promise."""
-    opened = open_engine(engine, Served(name="m", folder=model_folder(folder), num_parallel=1, num_waiting=1))
+    served = Served(name="m", folder=model_folder(folder), num_parallel=1, num_waiting=1)
+    opened = open_engine(engine, with_stages(served, 1) if engine == "pipeline" else served)
     kept = {"models": list(opened.models)}
 
     def ask(gate=None, **changes):
@@ -109,7 +127,7 @@ def contract(folder, *, engine):
     return kept
 
 
-def _tiny(kind):
+def model_of_kind(kind):
     """A tiny model of a kind, with random weights."""
     torch.manual_seed(1)
     sizes = {"vocab_size": 300, "hidden_size": 32, "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.2}
@@ -144,7 +162,7 @@ def _tiny(kind):
 
 def passes_of(kind):
     """Rows that join and leave at random moments: whether they share passes, why not, greedy tokens, tokens passed."""
-    model = _tiny(kind).eval()
+    model = model_of_kind(kind).eval()
     shapes = layer_shapes(model)
     passes, alone_for = open_passes(model, num_rows=3, context=100, shapes=shapes)
     random, prompts = Random(5), {}
@@ -221,7 +239,7 @@ def beside_a_long_prompt(folder):
 
 def after_an_answer_without_numbers():
     """Whether the answer in the row of one whose keys and values were NaN has the logits of plain passes."""
-    model = _tiny("learned positions").eval()
+    model = model_of_kind("learned positions").eval()
     passes, _ = open_passes(model, num_rows=3, context=100, shapes=layer_shapes(model))
     kept, before, broken = passes.open(), passes.open(), passes.open()
     bias = model.transformer.h[1].attn.c_attn.bias
@@ -294,6 +312,26 @@ def cache_plans(folder):
         ).cache_bytes,
         "of the model": layer_shapes(speaker.model)[0].token_bytes,
     }
+
+
+def rooms_of_groups(folder):
+    """What control groups of both versions leave: a bound of 100 with 60 used, of which 10 are files, and below it 70."""
+    root, own = Path(folder) / "groups", Path(folder) / "own"
+    places = {"outer": (100, 60, 10), "outer/inner": (80, 20, 10)}
+    for top, limit, used, row in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        for name, values in places.items():
+            (top / name).mkdir(parents=True)
+            (top / name / limit).write_text(f"{values[0]}\n")
+            (top / name / used).write_text(f"{values[1]}\n")
+            (top / name / "memory.stat").write_text(f"anon 1\n{row} {values[2]}\n")
+    found = []
+    for text in ("0::/outer/inner\n", "4:memory:/outer/inner\n0::/\n", "3:cpu:/outer\n"):
+        own.write_text(text)
+        found.append(group_rooms(root, own))
+    return found
 
 
 def make(folder, *, template=False):

@@ -126,6 +126,11 @@ def test_the_cache_is_planned_within_the_free_memory_and_refused_beyond(pool, tm
     assert seen["of the model"] == 2 * 2 * 8 * 4  # keys and values, 2 heads of 8 numbers of 4 bytes
 
 
+def test_the_memory_of_control_groups_of_both_versions_bounds_what_is_free(pool, tmp_path):
+    seen = pool(1).run(cases_serving.rooms_of_groups, folder=str(tmp_path))[0]
+    assert seen == [[70.0, 50.0], [70.0, 50.0], []]
+
+
 def test_the_endpoint_says_what_it_planned(worker):
     plan = worker[1]["plan"]
     assert (plan["context"], plan["num_parallel"], plan["alone_for"]) == (120, 8, "")

@@ -25,6 +25,10 @@ from gangline.serve.served_model import Endpoint
 
 def command(  # noqa: PLR0913  (options of a command line)
     target: Annotated[str, argument("RUN|FOLDER", "a run, or a folder with a model or adapter")],
+    on: Annotated[
+        list[str] | None,
+        option("serve a run on this host of it; more than once, or `all`: each has some of the layers", "HOST"),
+    ] = None,
     name: Annotated[str | None, option("name of the model; by default that of the run or folder")] = None,
     adapter: Annotated[
         list[str] | None, option("serve this adapter too, over the same base; more than once", "NAME=FOLDER")
@@ -41,10 +45,17 @@ def command(  # noqa: PLR0913  (options of a command line)
     """Serve the newest checkpoint of a run, or a model folder, in OpenAI's form, until Ctrl-C or `gangline stop`.
 
     It answers on 127.0.0.1 only and takes only requests with the key that it prints. The checkpoint of another host is
-    served there, and ssh brings the port here. With --detach it is listed by `gangline ps` as serve-NAME.
+    served there, or where --on says, and ssh brings the port here. Over several hosts a model may be larger than any
+    of them. With --detach it is listed by `gangline ps` as serve-NAME.
     """
     console, home = Terminal(), default_home()
     is_folder = is_model_folder(Path(target))
+    if is_folder and on:
+        raise UsageError(
+            "--on is for a run, whose hosts are known",
+            seen=f"{target} is a folder of this computer",
+            fix="leave --on out, or name the run",
+        )
     if not is_folder:
         target = find_run(home, target).run_id
     asked = ServeRequest(
@@ -52,6 +63,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         name=name,
         options=(*_limits(port, parallel, context, waiting), *_adapters(adapter or [])),
         has_adapters=bool(adapter),
+        hosts=tuple(on or ()),
     )
 
     def ready(endpoint: Endpoint) -> None:

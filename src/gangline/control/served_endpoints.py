@@ -23,19 +23,21 @@ from types import FrameType
 from typing import Any, Literal, NoReturn
 
 from gangline.control.slurm_job import LogConsole
-from gangline.control.supervision import open_run
+from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import require_job
 from gangline.errors import GanglineError, RecordError, RunFailed, UsageError
 from gangline.provision.console import Console
+from gangline.runs.cluster import Host
 from gangline.runs.files import write_atomic
 from gangline.runs.layout import EndpointLayout
 from gangline.runs.record_versions import Record, load_if_there
 from gangline.runs.state import ProcessId, iso, now_iso
-from gangline.serve.run_model import complete, find_saved, is_model_folder
-from gangline.serve.served_model import END_S, Endpoint, serve_folder, serve_saved
+from gangline.serve.run_model import bring_saved, complete, find_saved, is_model_folder, place_model
+from gangline.serve.served_model import END_S, Endpoint, serve_folder, serve_saved, serve_stages
 from gangline.transport.local import our_python
 
 POLL_S = 0.2
+EVERY_HOST = "all"
 PREFIX = "serve-"
 """Before the name of a model: the run that it is of has that name already."""
 NAME_BYTES = 200
@@ -54,6 +56,8 @@ class ServeRequest(Record):
     options: tuple[str, ...]
     """Words for the worker."""
     has_adapters: bool = False
+    hosts: tuple[str, ...] = ()
+    """Of the run, on which it is served; (): where its checkpoint lies. More than one: in stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +102,42 @@ def serve_model(asked: ServeRequest, *, home: Path, console: Console, on_ready: 
         serve_folder(folder, [*asked.options, f"--name={asked.name or folder.name}"], home=home, on_ready=on_ready)
     with open_run(asked.target, home=home) as opened:
         require_job(opened.layout)
+        hosts, run_id = _hosts(asked, opened), opened.layout.run_id
         console.progress("verifying the checkpoint")
-        saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports)
+        saved = find_saved(run_id, opened.cluster, opened.transports)
+        if len(hosts) == 1:
+            saved = bring_saved(saved, run_id, hosts[0].name, console=console)
         if asked.has_adapters and saved.place.host.transport != "local":
             raise UsageError(
                 "--adapter is for a model on this computer",
                 seen=f"the checkpoint lies on {saved.place.host.name}",
                 fix="gangline export writes it here; serve that folder",
             )
-        complete(saved, opened.layout.run_id, console=console)
+        options = [*asked.options, f"--name={asked.name or run_id}"]
+        if len(hosts) > 1:
+            if asked.has_adapters:
+                raise UsageError(
+                    "--adapter is for a model on one host", seen=f"--on names {len(hosts)}", fix="leave one of both out"
+                )
+            places = place_model(saved, opened.layout, hosts, home=home, console=console)
+            console.progress("loading the model")
+            serve_stages(places, options, ports=opened.cluster.ports, on_ready=on_ready)
+        complete(saved, run_id, console=console)
         console.progress("loading the model")
-        serve_saved(saved, [*asked.options, f"--name={asked.name or opened.layout.run_id}"], on_ready=on_ready)
+        serve_saved(saved, options, on_ready=on_ready)
+
+
+def _hosts(asked: ServeRequest, opened: RunHandle) -> tuple[Host, ...]:
+    """The hosts that were named, in that order; `all`: those of the run. Raises UsageError for a stranger."""
+    known = {host.name: host for host in opened.cluster.hosts}
+    names = tuple(known) if asked.hosts == (EVERY_HOST,) else tuple(dict.fromkeys(asked.hosts))
+    if strangers := [name for name in names if name not in known]:
+        raise UsageError(
+            f"--on {strangers[0]}: no host of {opened.layout.run_id}",
+            seen=f"its hosts: {', '.join(known) or 'none'}",
+            fix=f"name one of them, or --on {EVERY_HOST}",
+        )
+    return tuple(known[name] for name in names)
 
 
 def begin_endpoint(asked: ServeRequest, model: str, *, home: Path, console: Console) -> tuple[EndpointLayout, str]:

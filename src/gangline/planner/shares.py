@@ -67,27 +67,6 @@ def rows_named(rows: Sequence[Sequence[int]]) -> str:
     return " + ".join(map(stages_named, rows[:2])) + more
 
 
-def split_layers(seconds: Sequence[float], num_layers: int, *, most: Sequence[int]) -> tuple[int, ...] | None:
-    """Consecutive layers of every pipeline stage, so that the slowest stage is as fast as possible.
-
-    seconds: of one layer, by rank; most: layers that a rank has memory for. Each rank gets one layer at least. None
-    where the layers do not fit.
-    """
-    if len(seconds) > num_layers or min(most, default=0) < 1 or sum(most) < num_layers:
-        return None
-    stages = [1] * len(seconds)
-    queue = [(2 * each, rank) for rank, each in enumerate(seconds) if most[rank] > 1]
-    heapq.heapify(queue)
-    for _ in range(num_layers - len(seconds)):
-        rank = queue[0][1]
-        stages[rank] += 1
-        if stages[rank] < most[rank]:
-            heapq.heapreplace(queue, ((stages[rank] + 1) * seconds[rank], rank))
-        else:
-            heapq.heappop(queue)
-    return tuple(stages)
-
-
 # Which batch divides well among machines of unlike speeds, near the one that the job wishes for. Pure.
 
 

@@ -94,6 +94,27 @@ def shares_by_time(seconds: Sequence[float], total: int, *, least: Sequence[int]
     return tuple(shares)
 
 
+def split_layers(seconds: Sequence[float], num_layers: int, *, most: Sequence[int]) -> tuple[int, ...] | None:
+    """Consecutive layers of every pipeline stage, so that the slowest stage is as fast as possible.
+
+    seconds: of one layer, by rank; most: layers that a rank has memory for. Each rank gets one layer at least. None
+    where the layers do not fit.
+    """
+    if len(seconds) > num_layers or min(most, default=0) < 1 or sum(most) < num_layers:
+        return None
+    stages = [1] * len(seconds)
+    queue = [(2 * each, rank) for rank, each in enumerate(seconds) if most[rank] > 1]
+    heapq.heapify(queue)
+    for _ in range(num_layers - len(seconds)):
+        rank = queue[0][1]
+        stages[rank] += 1
+        if stages[rank] < most[rank]:
+            heapq.heapreplace(queue, ((stages[rank] + 1) * seconds[rank], rank))
+        else:
+            heapq.heappop(queue)
+    return tuple(stages)
+
+
 def nearby(wish: int) -> tuple[int, int]:
     """The least and the most samples that are about `wish`: from 3/4 to 4/3 of it."""
     return -(-3 * wish // 4), 4 * wish // 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -19,10 +19,10 @@ from gangline.provision.checkpoint_sources import (
     rejected_error,
     survey_places,
 )
-from gangline.provision.code import trainer_here
+from gangline.provision.code import scratch_folder, trainer_here
 from gangline.provision.console import SILENT, Console
 from gangline.provision.trees import host_layout
-from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder
+from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder, step_folder
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json, write_json
 from gangline.runs.job import Job
@@ -80,6 +80,69 @@ def complete(saved: SavedPart, run_id: str, *, console: Console = SILENT) -> Non
         host = saved.place.host.name
         saved.place.transport.write(saved.part.parent / COMMIT_FILE, saved.choice.record)
         bring_parts(saved.places, run_id, saved.choice, targets=[host], console=console)
+
+
+def bring_saved(saved: SavedPart, run_id: str, name: str, *, console: Console = SILENT) -> SavedPart:
+    """The same checkpoint on another host of the run, brought there where it lacks. Raises GanglineError."""
+    place, choice = saved.places[name], saved.choice
+    if choice.record is not None:
+        place.transport.write(step_folder(place.checkpoints(run_id), saved.step) / COMMIT_FILE, choice.record)
+    bring_parts(saved.places, run_id, choice, targets=[name], console=console)
+    own = [source.part for source in choice.sources if source.host == name]
+    part = part_folder(place.checkpoints(run_id), saved.step, (own or choice.parts)[0])
+    return replace(saved, place=place, run_folder=host_layout(place.host, run_id).folder, part=part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlace:
+    """A host with the folder of a whole model."""
+
+    host: Host
+    transport: Transport
+    folder: PurePath
+
+
+def place_model(
+    saved: SavedPart, layout: RunLayout, hosts: Sequence[Host], *, home: Path, console: Console
+) -> list[ModelPlace]:
+    """The whole model of a checkpoint on each of these hosts of its run: exported once, and copied where it lacks.
+
+    Raises GanglineError.
+    """
+    merged = Job.load(layout.job).method.kind != "full"
+    source = ModelPlace(host=saved.place.host, transport=saved.place.transport, folder=_written(saved, None, merged))
+    if not _is_there(source):
+        complete(saved, layout.run_id, console=console)
+        ask_worker(
+            source.host,
+            source.transport,
+            export_argv(saved, to=None, merged=merged),
+            on_progress=lambda record: console.progress(f"{source.host.name}: {record.get('text', '')}"),
+        )
+    found = [
+        ModelPlace(
+            host=host,
+            transport=saved.places[host.name].transport,
+            folder=host_layout(host, layout.run_id).export / source.folder.name,
+        )
+        for host in hosts
+    ]
+    lacking = [place for place in found if not _is_there(place)]
+    with scratch_folder(home) as scratch:
+        here = Path(source.folder)
+        if lacking and source.host.transport != "local":
+            here = Path(scratch) / source.folder.name
+            console.progress(f"fetching the model from {source.host.name}")
+            source.transport.pull(source.folder, here)
+        for place in lacking:
+            console.progress(f"bringing the model to {place.host.name}")
+            place.transport.push(here, place.folder)
+    return found
+
+
+def _is_there(place: ModelPlace) -> bool:
+    """Folders of models appear whole or not at all."""
+    return "config.json" in place.transport.names(place.folder)
 
 
 def export_argv(saved: SavedPart, *, to: Path | None, merged: bool) -> tuple[str, ...]:

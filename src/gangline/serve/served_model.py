@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from gangline.errors import GanglineError, RunFailed
 from gangline.provision.code import trainer_here
 from gangline.runs.cluster import Host
 from gangline.runs.files import json_object
-from gangline.serve.run_model import SavedPart
+from gangline.serve.run_model import ModelPlace, SavedPart
 from gangline.transport.terminal import LOOPBACK, forward
 from gangline.transport.transport import CommandResult, Transport
 from gangline.units import format_bytes
@@ -57,6 +57,11 @@ class Endpoint:
             f"weights  {format_bytes(self.plan['weight_bytes'])} on {device}{room}",
             f"cache    {size} for {num} answers at a time of {context} tokens (prompt and answer)",
         ]
+        for stage in self.plan.get("stages", ()):
+            free = "" if stage["free_bytes"] is None else f", {format_bytes(stage['free_bytes'])} free beside them"
+            layers = f"layers {stage['first_layer']} to {stage['last_layer']}"
+            sizes = f"{format_bytes(stage['weight_bytes'])} of weights, {format_bytes(stage['cache_bytes'])} of cache"
+            lines.append(f"stage    {stage['host']}: {layers}, {sizes} on {stage['device']}{free}")
         if num > 1 and (reason := self.plan["alone_for"]):
             lines.append(f"no batches, so {num} answers take {num} times one answer's passes: {reason}")
         return lines
@@ -80,29 +85,100 @@ def serve_saved(saved: SavedPart, options: Sequence[str], *, on_ready: Callable[
         _serve_there(host, saved.place.transport, words, on_ready)
 
 
-def _serve_here(host: Host, words: Sequence[str], on_ready: Callable[[Endpoint], None]) -> NoReturn:
+def serve_stages(
+    places: Sequence[ModelPlace],
+    options: Sequence[str],
+    *,
+    ports: tuple[int, int] | None,
+    on_ready: Callable[[Endpoint], None],
+) -> NoReturn:
+    """Serve a model that lies on all of these hosts in stages, one on each, until the command is interrupted.
+
+    The first one has the endpoint. ports: those at which hosts may listen for each other. Raises as `serve_folder`.
+    """
+    stage_key, first = secrets.token_urlsafe(24), places[0]
+    with ExitStack() as stack:
+        behind = []
+        for place in places[1:]:
+            stage = _Stage(place, stage_key, ports)
+            stack.callback(stage.end)
+            behind.append(stage)
+        addresses = [f"--stage={stage.host.name}={stage.host.address}:{stage.await_port()}" for stage in behind]
+        head = f"--host={first.host.name}"
+        words = ("serve", str(first.folder), "--engine=pipeline", head, *addresses, *options)
+        if first.host.transport == "local":
+            _serve_here(first.host, words, on_ready, stage_key=stage_key)
+        _serve_there(first.host, first.transport, words, on_ready, stage_key=stage_key)
+
+
+class _Stage:
+    """A stage behind the first one, which waits for it on its host. It ends with its connections to the others."""
+
+    def __init__(self, place: ModelPlace, key: str, ports: tuple[int, int] | None) -> None:
+        self.host = host = place.host
+        self._said: _Said = queue.Queue()
+        self._process: subprocess.Popen[bytes] | None = None
+        words = [
+            "stage",
+            str(place.folder),
+            f"--address={host.address}",
+            *(["--ports", *map(str, ports)] if ports else []),
+        ]
+        if host.transport == "local":
+            self._process = _start(host, words, _first_line(stage_key=key))
+            threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+        else:
+            _run_there(host, place.transport, [*words, "--stay"], _first_line(stage_key=key), self._said)
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._said.put(line.decode("utf-8", "replace"))
+        self._said.put(_ended(self.host, _exit_words(process.wait())))
+
+    def await_port(self) -> int:
+        """The port at which it listens for the other stages. Raises the error with which it ended."""
+        while isinstance(line := self._said.get(), str):
+            record = _told(line)
+            if record.get("kind") == "listening":
+                return int(record["port"])
+        raise _end_of(self.host, line)
+
+    def end(self) -> None:
+        """End it, where it is on this computer; another host's ends with the connection to it."""
+        if self._process is not None:
+            _end(self._process)
+
+
+def _serve_here(
+    host: Host, words: Sequence[str], on_ready: Callable[[Endpoint], None], **more_secrets: str
+) -> NoReturn:
     token = secrets.token_urlsafe(24)
-    argv = host.argv("-m", "gangline.worker", *words)
-    # a session of its own: Ctrl-C is for this command, which then closes the worker's stdin
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **host.code_env},
-        start_new_session=True,
-    )
-    assert process.stdin is not None
+    process = _start(host, words, _first_line(token=token, **more_secrets))
     assert process.stdout is not None
     try:
-        with suppress(BrokenPipeError):  # it has ended already, and its stdout says why
-            process.stdin.write(_first_line(token))
-            process.stdin.flush()
         for line in process.stdout:
             if (ready := _read(line.decode("utf-8", "replace"))) is not None:
                 on_ready(_endpoint(ready, token))
         raise _ended(host, _exit_words(process.wait()))
     finally:
         _end(process)
+
+
+def _start(host: Host, words: Sequence[str], first_line: bytes) -> subprocess.Popen[bytes]:
+    # a session of its own: Ctrl-C is for this command, which then closes the worker's stdin
+    process = subprocess.Popen(
+        host.argv("-m", "gangline.worker", *words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **host.code_env},
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended already, and its stdout says why
+        process.stdin.write(first_line)
+        process.stdin.flush()
+    return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -118,22 +194,29 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-def _serve_there(
-    host: Host, transport: Transport, words: Sequence[str], on_ready: Callable[[Endpoint], None]
-) -> NoReturn:
-    token = secrets.token_urlsafe(24)
-    said: _Said = queue.Queue()
+def _run_there(host: Host, transport: Transport, words: Sequence[str], first_line: bytes, said: _Said) -> None:
+    """Run a worker on another host until it, or the connection, ends; `said` gets its lines, and how it ended."""
 
     def work() -> None:
-        argv = host.argv("-m", "gangline.worker", *words, "--stay")
+        argv = host.argv("-m", "gangline.worker", *words)
         try:
-            said.put(
-                transport.run(argv, stdin=_first_line(token), env=host.code_env, timeout_s=SERVED_S, on_line=said.put)
-            )
+            said.put(transport.run(argv, stdin=first_line, env=host.code_env, timeout_s=SERVED_S, on_line=said.put))
         except GanglineError as error:
             said.put(error)
 
     threading.Thread(target=work, daemon=True).start()
+
+
+def _serve_there(
+    host: Host,
+    transport: Transport,
+    words: Sequence[str],
+    on_ready: Callable[[Endpoint], None],
+    **more_secrets: str,
+) -> NoReturn:
+    token = secrets.token_urlsafe(24)
+    said: _Said = queue.Queue()
+    _run_there(host, transport, [*words, "--stay"], _first_line(token=token, **more_secrets), said)
     port, models, plan = _await_ready(host, said)
     with forward(host, port) as near:
         on_ready(_endpoint((near, models, plan), token))
@@ -151,7 +234,7 @@ def _await_ready(host: Host, said: _Said) -> _Ready:
 
 def _await_end(host: Host, said: _Said) -> NoReturn:
     while isinstance(line := said.get(), str):
-        pass
+        _told(line)
     raise _end_of(host, line)
 
 
@@ -174,18 +257,24 @@ def _ended(host: Host, seen: str) -> GanglineError:
     )
 
 
-def _first_line(token: str) -> bytes:
-    return json.dumps({"token": token}).encode() + b"\n"
+def _first_line(**given: str) -> bytes:
+    return json.dumps(given).encode() + b"\n"
 
 
 def _read(line: str) -> _Ready | None:
     """The port, the models and the plan that a line of the worker announces. Raises the error that it tells instead."""
-    record = json_object(line) or {}
-    if record.get("kind") == "error":
-        raise GanglineError.from_json({**record, "kind": record.get("error_kind")})
+    record = _told(line)
     if record.get("kind") != "serving":
         return None
     return int(record["port"]), tuple(map(str, record["models"])), record["plan"]
+
+
+def _told(line: str) -> dict[str, Any]:
+    """What a worker says in a line; {} where it is no word of ours. Raises the error that it tells instead."""
+    record = json_object(line) or {}
+    if record.get("kind") == "error":
+        raise GanglineError.from_json({**record, "kind": record.get("error_kind")})
+    return record
 
 
 def _endpoint(ready: _Ready, token: str) -> Endpoint:

@@ -26,6 +26,7 @@ VERBS = {
     "talk": ("gangline.worker.talk", "talk_main"),
     "evaluate": ("gangline.worker.harness", "evaluate_main"),
     "serve": ("gangline.worker.serving.endpoint", "serve_main"),
+    "stage": ("gangline.worker.serving.stage_worker", "stage_main"),
     "scratch": ("gangline.worker.scratch", "scratch_main"),
     "bench-collective": ("gangline.worker.bench_collective", "bench_main"),
     "bench-scaling": ("gangline.worker.bench_scaling", "scaling_main"),

@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import ModelError
-from gangline.runs.job import Job
+from gangline.runs.job import Job, ModelJob
 from gangline.worker import compat
 from gangline.worker.checkpoint import shard_offsets
 from gangline.worker.data.model_folder import ONE_WEIGHTS_FILE, WEIGHTS_INDEX, weights_folder
@@ -69,7 +69,7 @@ class Files:
     """Name in the model, without what peft adds -> where it lies."""
 
     @staticmethod
-    def of(job: Job, model: nn.Module) -> Files | None:
+    def of(source: ModelJob, model: nn.Module) -> Files | None:
         """The files of a model on the meta device; None where it cannot be read by shards.
 
         That is a model that keeps some weights in fp32, whatever the dtype of the others.
@@ -78,7 +78,7 @@ class Files:
         in_fp32 = {*compat.KEEP_IN_FP32.of(core), *compat.KEEP_IN_FP32_STRICT.of(core)}
         if any(in_fp32 & set(name.split(".")) for name, _ in core.named_parameters()):
             return None
-        return Files.covering(weights_folder(job.model), core)
+        return Files.covering(weights_folder(source), core)
 
     @staticmethod
     def covering(folder: Path, core: nn.Module) -> Files | None:
@@ -129,11 +129,11 @@ def meta_model(
     model = finish_model(model, job, compute=compute)
     if not full:
         _replace_placeholders(base_of(model), _meta)
-        if (whole := Files.of(job, model)) is None:
+        if (whole := Files.of(job.model, model)) is None:
             return None
         begin(model, partial(read_joined, whole))
     prepare(model)
-    files = Files.of(job, model)
+    files = Files.of(job.model, model)
     if job.method.kind == "qlora":
         core = base_of(model)
         replace_linears(core, layers_of(core), job.method, compute=compute)

@@ -15,7 +15,7 @@ import pytest
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.cluster import Host
 from gangline.serve import served_model
-from gangline.serve.served_model import Endpoint, serve_saved
+from gangline.serve.served_model import Endpoint, serve_saved, serve_stages
 from gangline.transport.transport import CommandResult
 
 WORKER = """
@@ -102,3 +102,46 @@ def test_an_error_of_the_worker_is_told_as_it_was_there(serve: Any) -> None:
     with pytest.raises(UsageError, match=r"no starlette"):
         serve.begin(REFUSED)
     assert serve.ready == serve.brought == []
+
+
+STAGED = """
+import json, sys
+from pathlib import Path
+secrets = json.loads(sys.stdin.readline())
+verb, words = sys.argv[3], sys.argv[4:]
+told = {"secrets": sorted(secrets), "words": words, "in words": any(each in " ".join(words) for each in secrets.values())}
+Path(f"{verb}.json").write_text(json.dumps({**told, "key": secrets["stage_key"]}))
+if verb == "stage":
+    print(json.dumps({"kind": "listening", "port": 4812}), flush=True)
+    sys.exit(0)
+print(json.dumps(%s), flush=True)
+print(json.dumps(%s), flush=True)
+sys.exit(5)
+"""
+PLACED = {"host": "gpu02", "device": "cpu", "first_layer": 0, "last_layer": 3, "free_bytes": None}
+PLACED |= {"weight_bytes": 1 << 20, "cache_bytes": 1 << 21}
+GONE = {"kind": "error", "error_kind": "RunFailed", "what": "gpu03 has gone", "seen": "", "fix": "look at it"}
+
+
+def test_stages_learn_each_other_and_the_end_of_one_is_told(serve: Any, tmp_path: Path) -> None:
+    said = {**SERVING, "plan": {**PLAN, "alone_for": "", "stages": [PLACED]}}
+    (tmp_path / "worker.py").write_text(STAGED % (repr(said), repr(GONE)))
+    hosts = [
+        Host(name=name, workdir="/w", transport="ssh", python="python3", address=f"10.0.0.{number}")
+        for number, name in enumerate(("gpu02", "gpu03"), 2)
+    ]
+    places: Any = [
+        SimpleNamespace(host=host, transport=Away(tmp_path), folder=PurePath(f"/w/{host.name}")) for host in hosts
+    ]
+    with pytest.raises(RunFailed, match=r"gpu03 has gone"):
+        serve_stages(places, ["--name=run"], ports=(4800, 4900), on_ready=serve.ready.append)
+    first, behind = (json.loads((tmp_path / f"{verb}.json").read_text()) for verb in ("serve", "stage"))
+    assert "--stage=gpu03=10.0.0.3:4812" in first["words"]
+    assert first["words"][0] == "/w/gpu02"
+    assert behind["words"] == ["/w/gpu03", "--address=10.0.0.3", "--ports", "4800", "4900", "--stay"]
+    assert (first["secrets"], behind["secrets"]) == (["stage_key", "token"], ["stage_key"])
+    assert first["key"] == behind["key"]
+    assert not first["in words"]
+    assert not behind["in words"]
+    [endpoint] = serve.ready
+    assert "stage    gpu02: layers 0 to 3, 1 MiB of weights, 2 MiB of cache on cpu" in endpoint.told()

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gangline.planner.shares import rank_shares, rank_weights, split_layers
+from gangline.planner.shares import rank_shares, rank_weights
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.gang import shares_by_time, split_whole
+from gangline.runs.gang import shares_by_time, split_layers, split_whole
 
 
 @pytest.mark.parametrize(

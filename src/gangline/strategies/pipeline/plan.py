@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Literal
 from gangline.planner.architecture import Architecture
 from gangline.planner.config import FAMILIES, STAGED
 from gangline.planner.memory_fit import EVEN, SURE, MemoryFit, layer_ranges
-from gangline.planner.shares import rows_named, split_layers
+from gangline.planner.shares import rows_named
 from gangline.planner.states import Share
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
 from gangline.runs import formulas
+from gangline.runs.gang import split_layers
 from gangline.strategies.base import (
     ADAPTERS,
     NO_ACTIVATION_OFFLOADING,

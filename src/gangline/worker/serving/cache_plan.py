@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -75,28 +77,36 @@ def free_bytes(device: torch.device) -> float:
     """Memory that is free on a device; of this computer's, what the control groups of this process let it have."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    return min([available_bytes(), *_group_rooms(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+    return min([available_bytes(), *group_rooms(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
 
 
-def _group_rooms(root: Path, own: Path) -> list[float]:
-    """What each control group (version 2) above this process leaves free; files in the page cache make room."""
+def group_rooms(root: Path, own: Path) -> list[float]:
+    """What each control group above this process leaves free; files in the page cache make room."""
     try:
-        lines = own.read_text(encoding="ascii").splitlines()
+        lines = [line.split(":", 2) for line in own.read_text(encoding="ascii").splitlines()]
     except OSError:
         return []
-    group = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    folder, found = root / group.strip("/"), []
+    found: list[float] = []
+    for number, controllers, group in lines:
+        if number == "0":
+            found += _rooms_of(root, group, ("memory.max", "memory.current", "inactive_file"))
+        elif controllers == "memory":
+            old = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            found += _rooms_of(root / "memory", group, old)
+    return found
+
+
+def _rooms_of(root: Path, group: str, names: tuple[str, str, str]) -> Iterator[float]:
+    """What a group and those above it leave. names: the limit, what is used, and the row of what can be given up."""
+    folder = root / group.strip("/")
     for each in (folder, *folder.parents):
-        try:
-            limit, used = ((each / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        with suppress(OSError, ValueError):  # the top has no limit, and another version has other files
+            limit, used = ((each / name).read_text().strip() for name in names[:2])
             rows = dict(line.split() for line in (each / "memory.stat").read_text().splitlines())
             if limit != "max":
-                found.append(float(max(0, int(limit) - int(used) + int(rows.get("inactive_file", 0)))))
-        except (OSError, ValueError):
-            pass  # the top has no limit, and version 1 has other files
+                yield float(max(0, int(limit) - int(used) + int(rows.get(names[2], 0))))
         if each == root:
-            break
-    return found
+            return
 
 
 def _too_large(wanted: int, *, num_parallel: int, token_bytes: int, free: float, most: int) -> UsageError:

@@ -22,7 +22,7 @@ from typing import Any
 
 from gangline.errors import GanglineError, UsageError
 from gangline.worker.json_lines import write_line
-from gangline.worker.serving.engine import ENGINES, Engine, Piece, Served, open_engine
+from gangline.worker.serving.engine import ENGINES, Engine, Piece, Served, StageAddress, open_engine
 from gangline.worker.serving.openai_form import (
     AnswerForm,
     ApiRequest,
@@ -38,7 +38,7 @@ ONE_MODEL = "/v1/models/"
 BODY_LIMIT_BYTES = 4 << 20
 BACKLOG = 1024
 LOOK_S = 0.5
-"""Time between two looks whether the client of an answer that does not stream is still there."""
+"""Time between two looks whether the client of an answer that does not stream is still there, and the engine whole."""
 GOODBYE_S = 5
 """Time for streams to say that they end."""
 
@@ -49,15 +49,18 @@ def serve_main(argv: list[str]) -> int:
     _require_packages()
     from gangline.worker.trained import hush_libraries
 
-    token = _token(sys.stdin.readline())
+    line = sys.stdin.readline()
+    token = read_secret(line, "token")
     listener = _listen(words.port)
     hush_libraries()
-    engine = open_engine(words.engine, _served(words))
+    engine = open_engine(words.engine, _served(words, read_secret(line, "stage_key") if words.stage else ""))
     write_line("serving", port=listener.getsockname()[1], models=list(engine.models), plan=dict(engine.plan))
     try:
         asyncio.run(_answer(engine, token, listener, until_eof=not words.stay))
     finally:
         engine.close()
+    if engine.broken is not None:
+        raise engine.broken
     return 0
 
 
@@ -79,11 +82,18 @@ async def _answer(engine: Engine, token: str, listener: socket.socket, *, until_
     if until_eof:
         threading.Thread(target=watch, daemon=True).start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await asyncio.wait({serving, waiting := asyncio.create_task(ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    waiting = asyncio.create_task(_await_end(engine, ended))
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     await asyncio.to_thread(engine.close)  # streams get their last line before the server ends
     server.should_exit = True
     await serving
+
+
+async def _await_end(engine: Engine, ended: asyncio.Event) -> None:
+    while engine.broken is None and not ended.is_set():
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ended.wait(), LOOK_S)
 
 
 def make_app(engine: Engine, token: str) -> Any:
@@ -227,14 +237,15 @@ def _listen(port: int) -> socket.socket:
     return listener
 
 
-def _token(line: str) -> str:
+def read_secret(line: str, name: str) -> str:
+    """A secret of the first line of stdin. Raises UsageError where there is none."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        token = json.loads(line)["token"]
-        if isinstance(token, str) and len(token) >= 16:
-            return token
+        secret = json.loads(line)[name]
+        if isinstance(secret, str) and len(secret) >= 16:
+            return secret
     raise UsageError(
-        "serve has no token",
-        seen='expected {"token": "..."} of 16 characters or more as the first line of stdin',
+        f"there is no {name}",
+        seen=f'expected {{"{name}": "..."}} of 16 characters or more as the first line of stdin',
         fix="gangline serve gives it",
     )
 
@@ -248,7 +259,7 @@ def _require_packages() -> None:
         )
 
 
-def _served(words: argparse.Namespace) -> Served:
+def _served(words: argparse.Namespace, key: str) -> Served:
     adapters = [each.partition("=") for each in words.adapter]
     if bad := [name for name, _, folder in adapters if not name or not folder]:
         raise UsageError(f"--adapter {bad[0]}", seen="expected NAME=FOLDER", fix="--adapter mine=some/folder")
@@ -261,7 +272,18 @@ def _served(words: argparse.Namespace) -> Served:
         num_parallel=words.parallel,
         context=words.context,
         num_waiting=words.waiting,
+        host=words.host,
+        stages=tuple(map(_stage, words.stage)),
+        key=key,
     )
+
+
+def _stage(text: str) -> StageAddress:
+    host, _, place = text.partition("=")
+    address, _, port = place.rpartition(":")
+    if not host or not address or not port.isdecimal():
+        raise UsageError(f"--stage {text}", seen="expected HOST=ADDRESS:PORT", fix="gangline serve writes it")
+    return StageAddress(host=host, address=address.strip("[]"), port=int(port))
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -272,6 +294,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--name", required=True, help="the name of the model")
     parser.add_argument("--adapter", action="append", default=[], help="NAME=FOLDER, as often as there are adapters")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="transformers")
+    parser.add_argument("--host", default="this computer", help="the name of this host, before those of the stages")
+    parser.add_argument("--stage", action="append", default=[], help="HOST=ADDRESS:PORT of each stage behind this one")
     parser.add_argument("--port", type=int, default=0, help="0: one that is free")
     parser.add_argument("--parallel", type=int, default=4, help="answers at the same time")
     parser.add_argument("--context", type=int, help="tokens of prompt and answer for which each has room")

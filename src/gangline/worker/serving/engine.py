@@ -55,6 +55,11 @@ class Engine(Protocol):
         """Its memory, as `CachePlan` has it; `alone_for`: the reason why answers share no passes, "" if they do."""
         ...
 
+    @property
+    def broken(self) -> GanglineError | None:
+        """Why it answers no more, once something that it needs has gone; the endpoint ends with that error."""
+        ...
+
     def ask(self, question: Question, give: Callable[[Piece], None]) -> Callable[[], None]:
         """Have a question answered; the result ends the answer early, and may be called more than once.
 
@@ -89,10 +94,26 @@ class Served:
     """Tokens of prompt and answer for which each has room; None: as many as the model takes and the memory has."""
     num_waiting: int = 256
     """Questions that may wait beyond those."""
+    host: str = "this computer"
+    """`pipeline`: the name of this host."""
+    stages: tuple[StageAddress, ...] = ()
+    """`pipeline`: the stages behind this one, in their order."""
+    key: str = ""
+    """`pipeline`: what the stages show each other that they know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageAddress:
+    """Where a stage of a pipeline waits for the others."""
+
+    host: str
+    address: str
+    port: int
 
 
 ENGINES: dict[str, tuple[str, str]] = {
     "transformers": ("gangline.worker.serving.own_loop", "open_engine"),
+    "pipeline": ("gangline.worker.serving.staged_engine", "open_engine"),
 }
 """Name -> module and function that take a `Served` and return an `Engine`. The contract test takes in every row."""
 

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Voice:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class _Answer:
+class Answer:
     """One answer on its way."""
 
     question: Question
@@ -73,11 +73,18 @@ class _Answer:
     num_cached: int = 0
     """Tokens that went through the model."""
     cancelled: bool = False
+    over: bool = False
+    last_pass: int = 0
+    """The number of the last pass that it took part in, where several are on their way."""
 
     @property
     def num_fresh(self) -> int:
         """Tokens that have to go through the model before the next one is known."""
         return len(self.tokens) - self.num_cached
+
+    def next_tokens(self, share: int | None) -> list[int]:
+        """Those of a pass that takes `share` of them at most."""
+        return self.tokens[self.num_cached :][:share]
 
 
 class OwnLoop:
@@ -89,8 +96,8 @@ class OwnLoop:
         self._voices = voices
         self._passes, self._plan, self._alone_for = passes, plan, alone_for
         self._num_parallel, self._num_waiting = plan.num_parallel, num_waiting
-        self._waiting: deque[_Answer] = deque()
-        self._active: list[_Answer] = []
+        self._waiting: deque[Answer] = deque()
+        self._active: list[Answer] = []
         self._changed = threading.Condition()
         self._tokenizing = threading.Lock()  # a fast tokenizer refuses to be used by two threads at once
         self._closed = False
@@ -106,6 +113,11 @@ class OwnLoop:
     def plan(self) -> dict[str, Any]:
         """See `Engine.plan`."""
         return {**self._plan.to_json(), "alone_for": self._alone_for}
+
+    @property
+    def broken(self) -> GanglineError | None:
+        """See `Engine.broken`: it has nothing that could."""
+        return None
 
     def ask(self, question: Question, give: Callable[[Piece], None]) -> Callable[[], None]:
         """See `Engine.ask`."""
@@ -134,7 +146,7 @@ class OwnLoop:
             self._changed.notify()
         self._thread.join(CLOSE_S)
 
-    def _prepare(self, question: Question, give: Callable[[Piece], None]) -> _Answer:
+    def _prepare(self, question: Question, give: Callable[[Piece], None]) -> Answer:
         voice = self._voices[question.model]
         with self._tokenizing:
             tokens = _prompt(voice.speaker, question)
@@ -147,7 +159,7 @@ class OwnLoop:
             )
         asked = question.max_tokens
         left = limit - len(tokens)
-        return _Answer(
+        return Answer(
             question=question,
             voice=voice,
             give=give,
@@ -178,51 +190,68 @@ class OwnLoop:
 
     def _turn(self) -> None:
         """The next token of each answer, a part of the prompts that wait, and what has ended is taken out."""
-        for answer in self._active:
-            if answer.slot is None and not answer.cancelled:
-                answer.slot = self._passes.open()
-                answer.give(Piece(num_prompt_tokens=answer.num_prompt))
+        self._seat()
         going = [answer for answer in self._active if not answer.cancelled]
-        in_prompt = [answer for answer in going if answer.num_fresh > 1]
-        limit = self._passes.chunk_tokens
-        share = None if limit is None or not in_prompt else max(1, limit // len(in_prompt))
-        over: set[_Answer] = {answer for answer in self._active if answer.cancelled}
+        share = self._share([answer for answer in going if answer.num_fresh > 1])
+        over: set[Answer] = {answer for answer in self._active if answer.cancelled}
         for name in dict.fromkeys(answer.question.model for answer in going):
             with _speaking(self._voices[name]):
                 mine = [each for each in going if each.question.model == name]
                 for part in ([a for a in mine if a.num_fresh == 1], [a for a in mine if a.num_fresh > 1]):
                     over.update(self._pass(part, share))
+        self._remove(over)
+
+    def _seat(self) -> None:
+        """Give a slot to each answer that begins."""
+        for answer in self._active:
+            if answer.slot is None and not answer.cancelled:
+                answer.slot = self._passes.open()
+                answer.give(Piece(num_prompt_tokens=answer.num_prompt))
+
+    def _share(self, in_prompt: Sequence[Answer]) -> int | None:
+        """Tokens of each prompt that a pass takes; None: all."""
+        limit = self._passes.chunk_tokens
+        return None if limit is None or not in_prompt else max(1, limit // len(in_prompt))
+
+    def _remove(self, over: Collection[Answer]) -> None:
         for answer in over:
             if answer.slot is not None:
                 self._passes.close(answer.slot)
         self._active = [answer for answer in self._active if answer not in over]
 
-    def _pass(self, answers: list[_Answer], share: int | None) -> list[_Answer]:
+    def _pass(self, answers: list[Answer], share: int | None) -> list[Answer]:
         """Pass the next tokens of answers through the model, `share` of each at most; the answers that are over."""
         if not answers:
             return []
         if not self._passes.together and len(answers) > 1:  # if one fails, the others go on
             return [each for answer in answers for each in self._pass([answer], share)]
-        ends = [
-            len(each.tokens) if share is None else min(each.num_cached + share, len(each.tokens)) for each in answers
-        ]
-        fresh = [each.tokens[each.num_cached : end] for each, end in zip(answers, ends, strict=True)]
+        part = [answer.next_tokens(share) for answer in answers]
         slots = [answer.slot for answer in answers if answer.slot is not None]
         try:
             with torch.inference_mode():
-                logits = self._passes.step(answers[0].voice.speaker.model, slots, fresh)
+                logits = self._passes.step(answers[0].voice.speaker.model, slots, part)
                 likeliest = logits.argmax(dim=-1).tolist()  # a GPU tells here what failed in the pass
         except Exception as error:  # out of memory, a model's own mistake: these answers fail, not all
             log.exception("answers failed")
-            for answer in answers:
+            return self._fail(answers, error)
+        return self._passed(answers, part, logits, likeliest)
+
+    def _fail(self, answers: list[Answer], error: Exception) -> list[Answer]:
+        for answer in answers:
+            if not answer.over:
                 answer.give(Piece(error=_failed(error)))
-            return answers
-        for answer, end in zip(answers, ends, strict=True):
-            answer.num_cached = end
+        return answers
+
+    def _passed(
+        self, answers: list[Answer], part: list[list[int]], logits: torch.Tensor, likeliest: list[int]
+    ) -> list[Answer]:
+        """Count what went through the model, and draw where that was all; the answers that are over."""
+        for answer, tokens in zip(answers, part, strict=True):
+            answer.num_cached += len(tokens)
         whole = [number for number, answer in enumerate(answers) if answer.num_fresh == 0]
         return self._take([(answers[number], logits[number : number + 1], likeliest[number]) for number in whole])
 
-    def _take(self, known: Sequence[tuple[_Answer, torch.Tensor, int]]) -> list[_Answer]:
+    def _take(self, known: Sequence[tuple[Answer, torch.Tensor, int]]) -> list[Answer]:
         """Draw the next token of each answer, from its logits and the likeliest one; the answers that are over."""
         over = []
         for answer, logits, likeliest in known:
@@ -239,7 +268,7 @@ class OwnLoop:
                 over.append(answer)
         return over
 
-    def _said(self, answer: _Answer, token: int) -> Piece:
+    def _said(self, answer: Answer, token: int) -> Piece:
         num_answer = len(answer.tokens) - answer.num_prompt
         over = token in answer.ends
         finish = "stop" if over else "length" if num_answer >= answer.room else None
@@ -288,7 +317,7 @@ def _open_loop(voices: dict[str, Voice], served: Served) -> OwnLoop:
         shapes = layer_shapes(speaker.model)
         plan = plan_cache(
             speaker.model,
-            token_bytes=sum(each.token_bytes for each in shapes) if shapes else None,
+            token_bytes=sum(each.token_bytes for each in shapes.values()) if shapes else None,
             limit=speaker.context,
             context=served.context,
             num_parallel=served.num_parallel,
@@ -393,7 +422,7 @@ def _generator(speaker: Speaker, question: Question) -> torch.Generator | None:
     return torch.Generator(device=speaker.model.device).manual_seed(question.seed)
 
 
-def _draw(answer: _Answer, logits: torch.Tensor, likeliest: int) -> int:
+def _draw(answer: Answer, logits: torch.Tensor, likeliest: int) -> int:
     """The next token. logits: (1, vocabulary); likeliest: their largest one, for which a GPU is asked once per pass."""
     if answer.drawing:
         so_far = torch.tensor([answer.tokens], device=logits.device)
@@ -409,6 +438,8 @@ def _closing() -> GanglineError:
 
 
 def _failed(error: Exception) -> GanglineError:
+    if isinstance(error, GanglineError):
+        return error
     if isinstance(error, torch.OutOfMemoryError):
         return RunFailed(
             "the device has no memory left for this answer",

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from transformers import DynamicCache
@@ -70,29 +70,38 @@ class LayerShape:
         return (self.keys[0] * self.keys[1] + self.values[0] * self.values[1]) * self.dtype.itemsize
 
 
+LayerShapes: TypeAlias = Mapping[int, LayerShape]
+"""By the number of the layer."""
+
+
 @torch.inference_mode()
-def layer_shapes(model: Any) -> list[LayerShape] | None:
-    """What each layer keeps of a token, seen in a pass of two; None where layers keep other states as well."""
+def layer_shapes(model: Any, *, own: range | None = None) -> LayerShapes | None:
+    """What each layer keeps of a token, seen in a pass of two; None where layers keep other states as well.
+
+    own: the layers that the model has, where others are elsewhere; None: all.
+    """
     cache = DynamicCache(config=model.config.get_text_config())
     model(input_ids=_tried(model, 2), use_cache=True, **{_cache_name(model): cache})
-    found = []
-    for layer in cache.layers:
+    found = {}
+    for number, layer in enumerate(cache.layers):
+        if own is not None and number not in own:
+            continue
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or hasattr(layer, "conv_states") or keys.ndim != 4 or keys.shape[2] != 2:
             return None
         keys_shape, values_shape = (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])
-        found.append(LayerShape(keys=keys_shape, values=values_shape, dtype=keys.dtype))
+        found[number] = LayerShape(keys=keys_shape, values=values_shape, dtype=keys.dtype)
     return found or None
 
 
-def open_passes(model: Any, *, num_rows: int, context: int, shapes: list[LayerShape] | None) -> tuple[Passes, str]:
+def open_passes(model: Any, *, num_rows: int, context: int, shapes: LayerShapes | None) -> tuple[Passes, str]:
     """Passes for a model, and the reason where they are single ones."""
     if num_rows == 1:
         return SinglePasses(model), "one answer at a time was asked for"
     if shapes is None:
         return SinglePasses(model), "its layers keep more than keys and values"
     config = model.config.get_text_config()
-    if moving := _rope_types(config) & MOVING_ROPE:
+    if moving := rope_types(config) & MOVING_ROPE:
         return SinglePasses(model), f"its positions are those of {min(moving)}, which follow the longest answer"
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):  # longer than what is tried
         return SinglePasses(model), "its attention is by chunks"
@@ -106,29 +115,35 @@ def open_passes(model: Any, *, num_rows: int, context: int, shapes: list[LayerSh
     return BatchedPasses(model, num_rows=num_rows, context=context, shapes=shapes), ""
 
 
-def _rope_types(config: Any) -> set[str]:
+def rope_types(config: Any) -> set[str]:
     """The kinds of rotary positions: transformers keeps one set of parameters, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return {each["rope_type"] for each in (rope, *rope.values()) if isinstance(each, dict) and "rope_type" in each}
 
 
 @torch.inference_mode()
-def _difference(model: Any, shapes: list[LayerShape]) -> str:
+def _difference(model: Any, shapes: LayerShapes) -> str:
     """How logits of a batch of two prompts, in chunks and one token on, differ from single passes; "" if not."""
-    windows = _windows(model).values()
-    longer = max((window + 4 for window in windows if window is not None and window <= TRIED_WINDOW), default=0)
-    lengths = [max(length, longer + number) for number, length in enumerate(TRIED_LENGTHS)]
-    prompts = [_tried(model, length + 1)[0].tolist() for length in lengths]
-    single, batched = SinglePasses(model), BatchedPasses(model, num_rows=2, context=max(lengths) + 1, shapes=shapes)
+    prompts = tried_prompts(model)
+    single = SinglePasses(model)
+    batched = BatchedPasses(model, num_rows=len(prompts), context=max(map(len, prompts)), shapes=shapes)
     apart, slots = [single.open() for _ in prompts], [batched.open() for _ in prompts]
     for begin, end in ((0, 3), (3, -1), (-1, None)):
         fresh = [prompt[begin:end] for prompt in prompts]
         expected, seen = single.step(model, apart, fresh), batched.step(model, slots, fresh)
         largest = float(expected.abs().max())
         off = float((seen - expected).abs().max()) / (largest or 1.0)
-        if not off <= TOLERANCE.get(shapes[0].dtype, HALF_TOLERANCE):  # NaN is a difference, too
+        if not off <= TOLERANCE.get(next(iter(shapes.values())).dtype, HALF_TOLERANCE):  # NaN is a difference, too
             return f"its logits are off by {off:.1e} of the largest one"
     return ""
+
+
+def tried_prompts(model: Any) -> list[list[int]]:
+    """Two prompts with which a batch is tried: beyond the end of a short sliding window, where there is one."""
+    windows = _windows(model).values()
+    longer = max((window + 4 for window in windows if window is not None and window <= TRIED_WINDOW), default=0)
+    lengths = [max(length, longer + number) for number, length in enumerate(TRIED_LENGTHS)]
+    return [_tried(model, length + 1)[0].tolist() for length in lengths]
 
 
 def _tried(model: Any, num_tokens: int) -> torch.Tensor:
@@ -144,7 +159,7 @@ class SinglePasses:
 
     def __init__(self, model: Any) -> None:
         self._config = model.config.get_text_config()
-        self._last_only = {"logits_to_keep": 1} if _keeps_logits(model) else {}
+        self._last_only = {"logits_to_keep": 1} if keeps_logits(model) else {}
         self._cache_name = _cache_name(model)
         self._caches: dict[int, DynamicCache] = {}
         self._next = 0
@@ -170,21 +185,49 @@ class SinglePasses:
         return torch.cat(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassLayout:
+    """How the tokens of some answers lie in one pass."""
+
+    order: list[int]
+    """The answers' numbers, in the order of their rows."""
+    lasts: list[int]
+    """The column of each row's last token."""
+    words: dict[str, Any]
+    """What the model is called with beside the tokens."""
+
+    @property
+    def kept(self) -> list[int]:
+        """The columns of which logits are wanted."""
+        return sorted(set(self.lasts))
+
+    @property
+    def back(self) -> list[int]:
+        """The row of each answer."""
+        return sorted(range(len(self.order)), key=self.order.__getitem__)
+
+    def fill(self, fresh: Sequence[Sequence[int]], *, device: torch.device) -> torch.Tensor:
+        """The tokens of the answers, filled up on the right: (rows, tokens)."""
+        width = max(self.lasts) + 1
+        tokens = [list(fresh[number]) for number in self.order]
+        return torch.tensor([each + [0] * (width - len(each)) for each in tokens], device=device)
+
+
 class BatchedPasses:
     """One pass for all answers. See `Passes`."""
 
     together: bool = True
     chunk_tokens: int | None = CHUNK_TOKENS
 
-    def __init__(self, model: Any, *, num_rows: int, context: int, shapes: Sequence[LayerShape]) -> None:
+    def __init__(self, model: Any, *, num_rows: int, context: int, shapes: LayerShapes) -> None:
         self._cache = RowCache(shapes, num_rows=num_rows, context=context, device=model.device)
-        self._context = context
+        self._context, self._device = context, model.device
         self._windows = _windows(model)
-        self._keeps_logits = _keeps_logits(model)
+        self._keeps_logits = keeps_logits(model)
         self._row_of: dict[int, int] = {}  # slot -> row: the rows in use are always the first ones
         self._lengths = [0] * num_rows
         self._next = 0
-        self._mask_type = shapes[0].dtype
+        self._mask_type = next(iter(shapes.values())).dtype
 
     def open(self) -> int:
         """See `Passes`."""
@@ -205,31 +248,40 @@ class BatchedPasses:
 
     def step(self, model: Any, slots: Sequence[int], fresh: Sequence[Sequence[int]]) -> torch.Tensor:
         """See `Passes`. Rows with fewer tokens than others are filled up on the right, into a column nobody reads."""
+        laid = self.lay_out(slots, [len(each) for each in fresh])
+        kept = laid.kept
+        output = model(
+            input_ids=laid.fill(fresh, device=model.device),
+            **laid.words,
+            **({"logits_to_keep": torch.tensor(kept, device=model.device)} if self._keeps_logits else {}),
+        )
+        columns = [kept.index(last) if self._keeps_logits else last for last in laid.lasts]
+        back = laid.back
+        return output.logits[back, [columns[number] for number in back]].float()
+
+    def lay_out(self, slots: Sequence[int], counts: Sequence[int]) -> PassLayout:
+        """Make room for the next `counts` tokens of each slot, and say how a pass of them is called."""
         order = sorted(range(len(slots)), key=lambda number: self._row_of[slots[number]])
         rows = [self._row_of[slots[number]] for number in order]
-        tokens = [list(fresh[number]) for number in order]
-        width = max(map(len, tokens))
-        device = model.device
-        begins = torch.tensor([self._lengths[row] for row in rows], device=device)[:, None]
-        places = begins + torch.arange(width, device=device)
-        is_real = torch.tensor([[i < len(each) for i in range(width)] for each in tokens], device=device)
-        length = max(self._lengths[row] + len(each) for row, each in zip(rows, tokens, strict=True))
+        num_tokens = [counts[number] for number in order]
+        begins = torch.tensor([self._lengths[row] for row in rows], device=self._device)[:, None]
+        columns = torch.arange(max(num_tokens), device=self._device)
+        places = begins + columns
+        is_real = columns < torch.tensor(num_tokens, device=self._device)[:, None]
+        for row, number in zip(rows, num_tokens, strict=True):
+            self._lengths[row] += number
+        length = max(self._lengths[row] for row in rows)
         self._cache.select(rows, places.where(is_real, self._context), length)
-        lasts = [len(each) - 1 for each in tokens]
-        kept = sorted(set(lasts))
-        output = model(
-            input_ids=torch.tensor([each + [0] * (width - len(each)) for each in tokens], device=device),
-            position_ids=places.clamp(max=self._context - 1),
-            attention_mask=self._masks(places, length),
-            past_key_values=self._cache,
-            use_cache=True,
-            **({"logits_to_keep": torch.tensor(kept, device=device)} if self._keeps_logits else {}),
+        return PassLayout(
+            order=order,
+            lasts=[number - 1 for number in num_tokens],
+            words={
+                "position_ids": places.clamp(max=self._context - 1),
+                "attention_mask": self._masks(places, length),
+                "past_key_values": self._cache,
+                "use_cache": True,
+            },
         )
-        for row, each in zip(rows, tokens, strict=True):
-            self._lengths[row] += len(each)
-        columns = [kept.index(last) if self._keeps_logits else last for last in lasts]
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return output.logits[back, [columns[number] for number in back]].float()
 
     def _masks(self, places: torch.Tensor, length: int) -> Any:
         """Added to the scores: (rows, 1, tokens, keys); by kind of layer where a model has several kinds."""
@@ -249,15 +301,15 @@ class RowCache(DynamicCache):
     Each layer has (rows, heads, context + 1, head size): the last column takes what fills up rows, and is never read.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], *, num_rows: int, context: int, device: torch.device) -> None:
+    def __init__(self, shapes: LayerShapes, *, num_rows: int, context: int, device: torch.device) -> None:
         super().__init__()
 
         def room(heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
             # zeros: a number that is masked out is multiplied by 0, and 0 * NaN is NaN
             return torch.zeros(num_rows, heads, context + 1, size, dtype=dtype, device=device)
 
-        self._keys = [room(*shape.keys, shape.dtype) for shape in shapes]
-        self._values = [room(*shape.values, shape.dtype) for shape in shapes]
+        self._keys = {number: room(*shape.keys, shape.dtype) for number, shape in shapes.items()}
+        self._values = {number: room(*shape.values, shape.dtype) for number, shape in shapes.items()}
         self._rows: torch.Tensor | slice = slice(0)
         self._into: tuple[torch.Tensor, torch.Tensor] | None = None
         self._length = 0
@@ -275,12 +327,12 @@ class RowCache(DynamicCache):
 
     def move(self, source: int, target: int, *, length: int) -> None:
         """Copy the first columns of a row into another one."""
-        for layer in (*self._keys, *self._values):
+        for layer in (*self._keys.values(), *self._values.values()):
             layer[target, :, :length] = layer[source, :, :length]
 
     def clear(self, row: int, *, length: int) -> None:
         """Set the first columns of a row to zeros: an answer that had NaN leaves none to the next one."""
-        for layer in (*self._keys, *self._values):
+        for layer in (*self._keys.values(), *self._values.values()):
             layer[row, :, :length] = 0
 
     def update(
@@ -324,5 +376,6 @@ def _cache_name(model: Any) -> str:
     )
 
 
-def _keeps_logits(model: Any) -> bool:
+def keeps_logits(model: Any) -> bool:
+    """Whether it makes the logits of some columns alone."""
     return "logits_to_keep" in inspect.signature(base_of(model).forward).parameters

@@ -1,0 +1,256 @@
+"""One stage of a served pipeline: some layers of a model, with the keys and values of those layers alone.
+
+It is cut as the pipeline that trains is (`strategies/pipeline`), and no process holds the whole model: weights are on
+the meta device until each stage reads its own from the safetensors files.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig
+
+from gangline.errors import ModelError, UsageError
+from gangline.runs.job import ModelJob
+from gangline.strategies.pipeline.train import PipelineStage, split_stages
+from gangline.worker.generate import SMALLER, in_memory, loading
+from gangline.worker.model import layers_of, load_config, model_of
+from gangline.worker.serving.passes import (
+    HALF_TOLERANCE,
+    MOVING_ROPE,
+    TOLERANCE,
+    BatchedPasses,
+    LayerShapes,
+    PassLayout,
+    keeps_logits,
+    layer_shapes,
+    rope_types,
+    tried_prompts,
+)
+from gangline.worker.weights import Files, materialize, read_parts
+
+_EMPTY = threading.Lock()
+TRIES = 3
+"""How often a layer's products are timed; the fastest counts."""
+
+
+class StageModel:
+    """Layers that are called as a whole model is: with tokens in the first stage, with hidden states in later ones."""
+
+    def __init__(self, core: Any, stage: PipelineStage, device: torch.device) -> None:
+        self._core, self._stage, self.device = core, stage, device
+        self.config, self.generation_config = core.config, core.generation_config
+        self._keeps_logits = keeps_logits(core)
+        begin = sum(stage.stages[: stage.number])
+        self.own = range(begin, begin + stage.stages[stage.number])
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it gives logits; others give hidden states."""
+        return self._stage.is_last
+
+    def get_base_model(self) -> Any:
+        """The transformers model of which it has a part."""
+        return self._core
+
+    def get_input_embeddings(self) -> Any:
+        """The table, of which later stages know the size alone."""
+        table = self._core.get_input_embeddings()
+        rows = self.config.get_text_config().vocab_size
+        return table if hasattr(table, "weight") else SimpleNamespace(weight=torch.empty(rows, 0))
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Its weights."""
+        yield from self._core.parameters()
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """What lies beside its weights."""
+        yield from self._core.buffers()
+
+    def __call__(self, *, input_ids: torch.Tensor, logits_to_keep: torch.Tensor | None = None, **words: Any) -> Any:
+        """`logits` (rows, tokens, vocabulary), or the hidden states (rows, tokens, width) in their place.
+
+        input_ids: tokens, or hidden states. A stage that is tried gets tokens, too, and draws hidden states for them.
+        logits_to_keep: the columns that are wanted; None: all.
+        """
+        if self._stage.is_first:
+            words["input_ids"] = input_ids
+        else:
+            given = input_ids if input_ids.is_floating_point() else self._drawn(input_ids)
+            words["inputs_embeds"] = given
+        if self.is_last:
+            keep = {"logits_to_keep": logits_to_keep} if self._keeps_logits and logits_to_keep is not None else {}
+            made = self._core(**keep, **words).logits
+            logits_to_keep = None if keep else logits_to_keep
+        else:
+            self._core.base_model(**words)
+            assert self._stage.after is not None
+            made = self._stage.after.take()
+        if logits_to_keep is not None:
+            made = made[:, logits_to_keep]
+        if not self._stage.is_first:
+            self._stage.require_plain(given)
+        return SimpleNamespace(logits=made)
+
+    def _drawn(self, tokens: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        table = torch.randn(int(tokens.max()) + 1, self._stage.width, generator=generator)
+        return table.to(self.device, self._stage.stream)[tokens]
+
+
+def open_stage(folder: Path, *, number: int, stages: tuple[int, ...]) -> StageModel:
+    """Read the layers of one stage from a model folder. stages: layers of each. Raises ModelError, UsageError."""
+    source, device = ModelJob(path=str(folder)), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    core = _on_meta(source)
+    if (folder / "generation_config.json").is_file():
+        core.generation_config = GenerationConfig.from_pretrained(folder)
+    stream = next(core.parameters()).dtype
+    stage = split_stages(core, number=number, stages=stages, stream=stream)
+    if (files := Files.of(source, core)) is None:
+        raise ModelError(
+            f"{folder} cannot be read in parts",
+            seen="its files have other names than transformers gives the weights, or it keeps some of them in fp32",
+            fix="serve it on one host: gangline serve --on HOST",
+        )
+    with loading(str(folder), None), in_memory(f"the layers of {folder} do not fit into the memory here", SMALLER):
+        materialize(core, device)
+        read_parts(core, files, targets={})
+    core.eval().requires_grad_(False)
+    core.config.use_cache = True
+    return StageModel(core, stage, device)
+
+
+def _on_meta(source: ModelJob) -> Any:
+    """The model without numbers. Raises ModelError."""
+    from accelerate import init_empty_weights
+
+    config = load_config(source)
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    with _EMPTY, init_empty_weights(include_buffers=False):  # it changes torch for the whole process
+        core = model_of(config, source, dtype=dtype)
+    core.tie_weights()  # which was lost on the way to the meta device
+    return core
+
+
+def model_sizes(folder: Path) -> dict[str, Any]:
+    """Of a model, without reading its weights: layers, bytes of each, and of what is before and behind them.
+
+    token_bytes: of keys and values of one token in one layer, as config.json says; 0 for a model that has none. Raises
+    ModelError.
+    """
+    core = _on_meta(ModelJob(path=str(folder)))
+    layers, config = layers_of(core), core.config.get_text_config()
+    table, head = core.get_input_embeddings(), core.get_output_embeddings()
+    queries = getattr(config, "num_attention_heads", 0)
+    heads = getattr(config, "num_key_value_heads", None) or queries
+    size = getattr(config, "head_dim", None) or config.hidden_size // max(1, queries)
+    return {
+        "layers": len(layers),
+        "layer_bytes": max(_num_bytes(layer) for layer in layers),
+        "first_bytes": _num_bytes(table),
+        "last_bytes": _num_bytes(head) if head is not None else 0,
+        "token_bytes": 2 * heads * size * next(core.parameters()).dtype.itemsize,
+        "limit": getattr(config, "max_position_embeddings", None),
+    }
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+
+
+@torch.inference_mode()
+def layer_seconds(folder: Path, *, num_rows: int) -> float:
+    """How long the products of one layer take here for a token of each answer: random weights of its shapes."""
+    layer = layers_of(_on_meta(ModelJob(path=str(folder))))[0]
+    device, total = torch.device("cuda" if torch.cuda.is_available() else "cpu"), 0.0
+    for weight in layer.parameters():
+        if weight.ndim != 2:
+            continue
+        drawn = torch.randn(weight.shape, device=device).to(weight.dtype)
+        rows = torch.randn(num_rows, weight.shape[1], device=device).to(weight.dtype)
+        times = []
+        for _ in range(TRIES):
+            started = time.perf_counter()
+            float((rows @ drawn.T).sum())  # waits for a GPU, too
+            times.append(time.perf_counter() - started)
+        total += min(times)
+    return max(total, 1e-9)
+
+
+class StagePasses(BatchedPasses):
+    """Passes of one stage: what a stage gives is handed to the next one."""
+
+    def __init__(self, stage: StageModel, *, num_rows: int, context: int, shapes: LayerShapes) -> None:
+        super().__init__(stage, num_rows=num_rows, context=context, shapes=shapes)
+        self._stage_model = stage
+        self.num_passed = 0
+        """Tokens that went through its layers."""
+
+    def pass_tokens(self, slots: list[int], fresh: list[list[int]]) -> torch.Tensor:
+        """The first stage: hidden states of the next tokens of each slot, (rows, tokens, width)."""
+        laid = self.lay_out(slots, [len(each) for each in fresh])
+        return self._made(laid.fill(fresh, device=self._stage_model.device), laid)
+
+    def pass_on(self, slots: list[int], counts: list[int], given: torch.Tensor) -> torch.Tensor:
+        """A later stage: hidden states from those of the stage before; of the last one logits, (slots, vocabulary).
+
+        counts: the tokens of each slot.
+        """
+        laid = self.lay_out(slots, counts)
+        made = self._made(given.to(self._stage_model.device), laid)
+        if not self._stage_model.is_last:
+            return made
+        columns = [laid.kept.index(last) for last in laid.lasts]
+        back = laid.back
+        return made[back, [columns[number] for number in back]].float()
+
+    def _made(self, given: torch.Tensor, laid: PassLayout) -> torch.Tensor:
+        with torch.inference_mode():
+            kept = torch.tensor(laid.kept, device=given.device) if self._stage_model.is_last else None
+            made: torch.Tensor = self._stage_model(input_ids=given, logits_to_keep=kept, **laid.words).logits
+        self.num_passed += sum(last + 1 for last in laid.lasts)
+        return made
+
+
+def stage_shapes(stage: StageModel) -> LayerShapes:
+    """What its layers keep of a token. Raises UsageError for a model that cannot be served in stages."""
+    config = stage.config.get_text_config()
+    if moving := rope_types(config) & MOVING_ROPE:
+        raise _unfit(f"its positions are those of {min(moving)}, which follow the longest answer")
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        raise _unfit("its attention is by chunks")
+    if (shapes := layer_shapes(stage, own=stage.own)) is None:
+        raise _unfit("its layers keep more than keys and values")
+    return shapes
+
+
+@torch.inference_mode()
+def try_batch(stage: StageModel, shapes: LayerShapes) -> None:
+    """Compare a batch, in parts, with passes of whole prompts. Raises UsageError where they differ."""
+    prompts = tried_prompts(stage)
+    passes = BatchedPasses(stage, num_rows=len(prompts), context=max(map(len, prompts)), shapes=shapes)
+    slots = [passes.open() for _ in prompts]
+    whole = [stage(input_ids=torch.tensor([each], device=stage.device), use_cache=False).logits[0] for each in prompts]
+    limit = TOLERANCE.get(next(iter(shapes.values())).dtype, HALF_TOLERANCE)
+    done = 0
+    for end in (3, min(map(len, prompts)) - 1, None):
+        fresh = [prompt[done:end] for prompt in prompts]
+        made = passes.step(stage, slots, fresh)
+        expected = torch.stack([each[len(prompt[:end]) - 1] for each, prompt in zip(whole, prompts, strict=True)])
+        off = float((made - expected).abs().max()) / (float(expected.abs().max()) or 1.0)
+        if not off <= limit:  # NaN is a difference, too
+            raise _unfit(f"a batch was tried, and its numbers are off by {off:.1e} of the largest one")
+        done = end or 0
+
+
+def _unfit(seen: str) -> UsageError:
+    return UsageError(
+        "this model cannot be served over several hosts", seen=seen, fix="serve it on one: gangline serve --on HOST"
+    )

@@ -1,0 +1,114 @@
+"""What happens in the processes of test_stages."""
+
+from pathlib import Path
+
+import torch
+
+from gangline.errors import GanglineError
+from gangline.worker.generate import open_folder
+from gangline.worker.serving.engine import Question, Served, open_engine
+from gangline.worker.serving.staged_engine import divide
+from tests.train.cases_serving import STAGES, Heard, model_of_kind, with_stages
+from tests.train.tiny import write_model, write_tokenizer
+
+
+def make_deep(folder):
+    """A model of five layers with a tokenizer, whose head is its table."""
+    path = Path(folder) / "deep"
+    write_model(path, num_hidden_layers=5, tie_word_embeddings=True)
+    write_tokenizer(path)
+    return str(path)
+
+
+def kinds_in_stages(folder, *, kind):
+    """Greedy answers of three stages beside those of one process, or the refusal; and what passed through each."""
+    path = Path(folder) / "model"
+    model = model_of_kind(kind)
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    served = Served(name="m", folder=path, num_parallel=3, context=100)
+    prompts = ["tea", "an otter and " * 2, "x", "the sled", "cup " * 9]
+    try:
+        staged = open_engine("pipeline", with_stages(served, 2))
+    except GanglineError as error:
+        for thread in STAGES:
+            thread.join(60)
+        return {"refused": error.seen}
+    answers = [_ask(staged, prompt) for prompt in prompts]
+    texts = [heard.wait() and heard.text for heard in answers]
+    passed = sum(
+        each.num_prompt_tokens + each.num_answer_tokens - 1 for each in (heard.pieces[-1] for heard in answers)
+    )
+    counts = staged._chain.counts()
+    staged.close()
+    alone = open_engine("transformers", served)
+    expected = [_ask(alone, prompt) for prompt in prompts]
+    expected = [heard.wait() and heard.text for heard in expected]
+    alone.close()
+    return {"same": texts == expected, "each token once": counts == [passed] * 3}
+
+
+def _ask(engine, prompt):
+    heard = Heard()
+    engine.ask(Question(model="m", text=prompt, max_tokens=12, temperature=0), heard)
+    return heard
+
+
+def stages_with_errors(folder):
+    """The end of answers whose pass fails in a later stage, and of those after them."""
+    staged = open_engine("pipeline", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=2), 2))
+    begin, failures = staged._chain.begin, [True]
+
+    def broken(slots, fresh):
+        own = staged._chain._own
+        if failures.pop() if failures else False:
+            made = own.pass_tokens(list(slots), [list(each) for each in fresh])
+            head = {"do": "pass", "slots": list(slots), "counts": [len(each) for each in fresh]}
+            staged._chain._send(head, made[..., :-1])  # too narrow
+        else:
+            begin(slots, fresh)
+
+    staged._chain.begin = broken
+    last = [_ask(staged, "tea").wait() for _ in range(2)]
+    staged.close()
+    return [type(last[0].error).__name__, last[1].finish]
+
+
+def in_flight(folder):
+    """The most passes that were on their way at once, with six answers over three stages."""
+    staged = open_engine("pipeline", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=6), 2))
+    most, land = [0], staged._land
+
+    def counting():
+        most[0] = max(most[0], len(staged._flying))
+        return land()
+
+    staged._land = counting
+    for heard in [_ask(staged, f"tea {number}") for number in range(6)]:
+        heard.wait()
+    staged.close()
+    return most[0]
+
+
+def divided(facts, **words):
+    """Layers of each host, or the refusal."""
+    sizes = {"layers": 10, "layer_bytes": 100 << 20, "first_bytes": 50 << 20, "last_bytes": 50 << 20, "limit": 2048}
+    facts = [{"free_bytes": free * 2**20, "layer_s": seconds} for free, seconds in facts]
+    names = [f"h{number}" for number in range(len(facts))]
+    asked = {"num_rows": 2, "context": None, **words}
+    try:
+        return divide({**sizes, "token_bytes": 1024}, facts, names=names, **asked)
+    except GanglineError as error:
+        return f"{error.what}; {error.seen}"
+
+
+def stage_bytes(folder):
+    """Bytes of weights in each of three stages, and of the whole model."""
+    staged = open_engine("pipeline", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=2), 2))
+    plan = staged.plan
+    staged.close()
+    model = open_folder(Path(folder) / "deep").model
+    whole = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    table = model.get_input_embeddings().weight.nbytes
+    assert isinstance(model.dtype, torch.dtype)
+    return {"stages": [each["weight_bytes"] for each in plan["stages"]], "whole": whole, "table": table}
