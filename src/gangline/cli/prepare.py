@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from gangline.cli.options import AsJson, ClusterFile, argument, option
 from gangline.cli.output import Terminal, print_answer, print_data
 from gangline.context import cluster_file, default_home
 from gangline.errors import GanglineError, UsageError
+
+if TYPE_CHECKING:
+    from gangline.prepare.prepare_hosts import Prepared
 
 
 class _PrepareTerminal(Terminal):
@@ -41,6 +44,9 @@ def command(  # noqa: PLR0913  (options of a command line)
     between_hosts: Annotated[
         bool, typer.Option("--between-hosts", help="step between: a host supervises while this computer is off")
     ] = False,
+    power_limit: Annotated[
+        int | None, option("with step driver: what each GPU may draw, now and at each start", "WATTS")
+    ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="make the changes that are shown, without a question")
     ] = False,
@@ -69,6 +75,7 @@ def command(  # noqa: PLR0913  (options of a command line)
     from gangline.prepare.change_view import status_lines
 
     _require_one_thing(undo=undo, status=status, writes=bool(commands or ansible), yes=yes)
+    _require_driver(words, power_limit=power_limit)
     console = _PrepareTerminal(as_json=as_json)
     asked = prepare_hosts.PrepareQuestion(
         home=default_home(),
@@ -76,6 +83,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         cluster=cluster_file(cluster),
         yes=yes,
         dry_run=dry_run or commands is not None or ansible is not None,
+        power_limit_w=power_limit,
         commands=commands,
         ansible=ansible,
     )
@@ -87,11 +95,24 @@ def command(  # noqa: PLR0913  (options of a command line)
     done = (prepare_hosts.undo if undo else prepare_hosts.prepare)(asked, console=console)
     console.clear()
     print_answer(done.to_json(), [], as_json=as_json)
+    _require_all_done(done)
+
+
+def _require_all_done(done: Prepared) -> None:
+    """Raises GanglineError that names what failed or was refused."""
     if done.failed:
         raise GanglineError(
             f"not everything was done on {', '.join(done.failed)}",
             seen="; ".join(f"{host}: {why}" for host, why in done.failed.items()),
             fix="gangline prepare --status lists what stands",
+        )
+
+
+def _require_driver(words: Sequence[str] | None, *, power_limit: int | None) -> None:
+    """Raises UsageError for a power limit without the step that sets it."""
+    if power_limit is not None and "driver" not in (words or ()):
+        raise UsageError(
+            "--power-limit belongs to the step driver", fix=f"gangline prepare driver --power-limit {power_limit}"
         )
 
 

@@ -38,6 +38,7 @@ def plan_json(plan: StepPlan) -> dict[str, Any]:
         "risk": plan.risk,
         "remains": list(plan.remains),
         "revert_s": plan.revert_s,
+        "restart": plan.restart,
     }
 
 

@@ -6,8 +6,10 @@ Only where it is named: a driver is not undone to the last file. A runfile is ne
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gangline.prepare.gpu_power import ASKS as POWER_ASKS
+from gangline.prepare.gpu_power import power_changes
 from gangline.prepare.host_packages import NO_MANAGER, UNDONE, HostPackages, package_asks
 from gangline.prepare.prepare_step import Asks, CommandChange, HostReading, PrepareStep, StepPlan, StepView
 
@@ -16,6 +18,12 @@ LOADED = "/proc/driver/nvidia/version"
 KERNEL = "/proc/sys/kernel/osrelease"
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 """Its last byte is 1 where the firmware checks signatures."""
+VERSIONLOCK = "/etc/dnf/plugins/versionlock.conf"
+"""Of dnf's plugin; dnf5 has it built in."""
+NO_LOCK = (
+    "dnf holds nothing back without its plugin: sudo dnf install python3-dnf-plugin-versionlock, then gangline prepare "
+    "driver again"
+)
 PERSISTENCE, FABRIC = "nvidia-persistenced.service", "nvidia-fabricmanager.service"
 DRIVER = re.compile(
     r"nvidia-driver(-\d+)?(-server)?(-open)?|nvidia-headless-\d+\S*|akmod-nvidia\S*|kmod-nvidia\S*|nvidia-open\S*"
@@ -50,18 +58,19 @@ DEVICES = "/sys/bus/pci/devices"
 OF_DEVICES = ("(", "-name", "vendor", "-o", "-name", "class", ")", "-exec", "grep", "-H", ".", "{}", "+")
 ASKS = PACKAGES.with_all_of(
     Asks(
-        files=(LOADED, KERNEL, SECURE_BOOT),
+        files=(LOADED, KERNEL, SECURE_BOOT, VERSIONLOCK),
         commands={
             "pci": ("find", "-L", DEVICES, "-maxdepth", "2", *OF_DEVICES),
             "ubuntu": ("ubuntu-drivers", "devices"),
             "gpgpu": ("ubuntu-drivers", "list", "--gpgpu"),
             "held": ("apt-mark", "showhold"),
+            "versionlock": ("dnf", "--quiet", "versionlock", "list"),
             "locks": ("zypper", "--non-interactive", "--quiet", "locks"),
             **{unit: ("systemctl", "is-enabled", unit) for unit in (PERSISTENCE, FABRIC)},
         },
-        programs=("ubuntu-drivers", "nvidia-uninstall"),
+        programs=("ubuntu-drivers", "nvidia-uninstall", "dnf5"),
     )
-)
+).with_all_of(POWER_ASKS)
 RISK = (
     f"{UNDONE}; before the restart programs that use the GPU may fail. What is held back gets no security updates "
     "until you upgrade it"
@@ -101,7 +110,7 @@ def plan(view: StepView) -> StepPlan:
         return StepPlan(remains=why)
     here = tuple(sorted(name for name in packages.installed if DRIVER.fullmatch(name)))
     if here:
-        return _kept(reading, packages, here, bus)
+        return _with_power(_kept(reading, packages, here, bus), view)
     wanted = _wanted(reading, packages, bus)
     if isinstance(wanted, str):
         return StepPlan(remains=(wanted,))
@@ -111,7 +120,8 @@ def plan(view: StepView) -> StepPlan:
         changes=tuple(changes),
         reason=f"{bus.num_gpus} NVIDIA GPU{'s' if bus.num_gpus > 1 else ''}, and no driver",
         risk=f"{RISK}. {MOK}" if _is_secure(reading) else RISK,
-        remains=("then restart it: the new driver is loaded at the start",),
+        remains=(*_unheld(reading, packages), "then restart it: the new driver is loaded at the start"),
+        restart=True,
     )
 
 
@@ -182,7 +192,7 @@ def _of_ubuntu(reading: HostReading, bus: PciDevices) -> DriverPackages | str:
 
 def _kept(reading: HostReading, packages: HostPackages, here: tuple[str, ...], bus: PciDevices) -> StepPlan:
     """A driver that is installed."""
-    remains = []
+    remains = [*_unheld(reading, packages)]
     if not reading.files[LOADED].text:
         remains.append(
             "the driver is installed and not loaded: restart it" + (f". {MOK}" if _is_secure(reading) else "")
@@ -205,19 +215,53 @@ def _kept(reading: HostReading, packages: HostPackages, here: tuple[str, ...], b
         else "",
         risk="what is held back gets no security updates until you upgrade it, and restart" if changes else "",
         remains=tuple(remains),
+        restart=not reading.files[LOADED].text,
     )
 
 
-def _held(reading: HostReading, packages: HostPackages, names: tuple[str, ...]) -> tuple[CommandChange, ...]:
-    """Packages that no upgrade takes along by itself. dnf has no word for it that is installed everywhere."""
+def _with_power(kept: StepPlan, view: StepView) -> StepPlan:
+    """The plan with the power limit that the user wants, once a driver is loaded."""
+    if view.power_limit_w is None or not view.reading.files[LOADED].text:
+        return kept
+    changes, remains = power_changes(view.reading, view.power_limit_w)
+    if not changes:
+        return replace(kept, remains=(*kept.remains, *remains))
+    return replace(
+        kept,
+        changes=(*kept.changes, *changes),
+        reason="; ".join(filter(None, (kept.reason, f"you want its GPUs to draw {view.power_limit_w} W at most"))),
+        risk="; ".join(filter(None, (kept.risk, "a GPU with less power is slower"))),
+        remains=(*kept.remains, *remains),
+    )
+
+
+def _unheld(reading: HostReading, packages: HostPackages) -> tuple[str, ...]:
+    """What is missing where nothing can be held back."""
+    return (NO_LOCK,) if packages.manager == "dnf" and not _has_versionlock(reading) else ()
+
+
+def _has_versionlock(reading: HostReading) -> bool:
+    return reading.has("dnf5") or reading.files[VERSIONLOCK].content is not None
+
+
+def _lock_words(reading: HostReading, packages: HostPackages) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """What lists locks, by its name in `ASKS`, and the commands that lock and unlock; no name where nothing does."""
     if packages.manager == "apt-get":
-        held, hold, back = "held", ("apt-mark", "hold"), ("apt-mark", "unhold")
-    elif packages.manager == "zypper":
-        held, hold, back = "locks", ("zypper", "addlock"), ("zypper", "removelock")
-    else:
+        return "held", ("apt-mark", "hold"), ("apt-mark", "unhold")
+    if packages.manager == "zypper":
+        return "locks", ("zypper", "addlock"), ("zypper", "removelock")
+    if _has_versionlock(reading):
+        return "versionlock", ("dnf", "versionlock", "add"), ("dnf", "versionlock", "delete")
+    return "", (), ()
+
+
+def _held(reading: HostReading, packages: HostPackages, names: tuple[str, ...]) -> tuple[CommandChange, ...]:
+    """Packages that no upgrade takes along by itself."""
+    held, hold, back = _lock_words(reading, packages)
+    if not held:
         return ()
     text = reading.output(held)
-    free = tuple(name for name in names if not re.search(rf"(?m)(^|[\s|]){re.escape(name)}($|[\s|])", text))
+    free = tuple(name for name in names if not re.search(rf"(?m)(^|[\s|]){re.escape(name)}($|[\s|]|-\d+:)", text))
     if not free:
         return ()
     return (CommandChange(argv=(*hold, *free), undo=(*back, *free), probe=ASKS.commands[held], before=text),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gangline.errors import GanglineError, UsageError
+from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.prepare.prepare_step import Asks, FileRead, HostReading, PrepareStep, Scope, StepPlan
 from gangline.transport.bootstrap import PREPARE_ARGV, prepare_words
 from gangline.transport.ssh_options import printable, understood
@@ -138,6 +139,11 @@ class HostSide:
         """Do what was shown; raises GanglineError where something is not as it was then."""
         limit_s = sum(row["change"].get("limit_s") or 0 for row in shown.rows)
         self._ask(_undo(scope, steps, dry=False, expect=shown.token), timeout_s=TIMEOUT_S + limit_s)
+
+    def restart(self) -> None:
+        """Have the host restart itself; raises GanglineError. The connection may end before the answer."""
+        with contextlib.suppress(HostUnreachable):
+            self._ask({"do": "restart", "scope": "root"}, timeout_s=READ_S)
 
     def status(self, scope: Scope) -> list[dict[str, Any]]:
         """The changes that stand."""

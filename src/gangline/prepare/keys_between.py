@@ -155,11 +155,16 @@ def _python(reading: HostReading) -> str:
 
 
 def gate_program(view: StepView) -> str:
-    """The gate, with what it lets in on this host: the agent of this version, and rsync below the folders of runs."""
+    """The gate, with what it lets in on this host: the agent of this version, and rsync below the folders of runs.
+
+    The agent that it let in before stays: a run goes on under the gangline that started it.
+    """
     source = importlib.resources.files("gangline").joinpath("agent/prepare/key_gate.py").read_text("utf-8")
     digest = hashlib.sha256(agent_zipapp()).hexdigest()
+    admitted = re.search(r"^ADMITTED.*", view.reading.files[GATE].text, re.MULTILINE)
+    before = [each for each in re.findall(r"\b[0-9a-f]{64}\b", admitted[0] if admitted else "") if each != digest]
     folders = (view.host.workdir, *view.cluster.shared)
-    for name, value in {"ADMITTED": (digest,), "FOLDERS": folders}.items():
+    for name, value in {"ADMITTED": (digest, *before[:1]), "FOLDERS": folders}.items():
         source = _with_value(source, f"{name}: Tuple[str, ...] = ()", f"{name}: Tuple[str, ...] = {value!r}")
     return _with_value(source, 'BOOTSTRAP = ""', f"BOOTSTRAP = {BOOTSTRAP!r}")
 

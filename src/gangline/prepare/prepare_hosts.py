@@ -28,6 +28,7 @@ from gangline.init.dependencies import show as show_keys
 from gangline.prepare.ansible_playbook import playbook_files
 from gangline.prepare.change_view import plan_json, plan_lines, undo_lines
 from gangline.prepare.export_folder import STDOUT, require_new_folder, write_files
+from gangline.prepare.host_restart import restart
 from gangline.prepare.host_scripts import MACHINE_ID, host_script
 from gangline.prepare.host_side import HostSide, Passwords, Undoable, new_txn
 from gangline.prepare.keys_between import BETWEEN
@@ -75,6 +76,8 @@ class PrepareQuestion:
     cluster: Path | None = None
     yes: bool = False
     dry_run: bool = False
+    power_limit_w: int | None = None
+    """What each GPU may draw, for the step `driver`; None: as it is."""
     commands: Path | None = None
     """A folder for a script per host, instead of any change; `-` for stdout."""
     ansible: Path | None = None
@@ -166,6 +169,7 @@ def prepare(
         if session.found.num_changes and _may_change(session.found, asked, console):
             for name in session.found.plans:
                 session.change(name)
+        session.restart()
         if not session.found.dry_run:
             session.report_supervisor(context)
     if scans and _may_describe(asked, session.found, console):
@@ -359,6 +363,7 @@ class _Session:
             readings=self.readings,
             public_key=self.public_keys.get(host.name, ""),
             named=() if is_all else tuple(self.hosts),
+            power_limit_w=self.asked.power_limit_w,
         )
         if first:
             return {step.name: step.plan_first(view) for step in steps if step.plan_first}
@@ -386,6 +391,41 @@ class _Session:
         if _may_change(asking, self.asked, self.console):
             for name, plans in asking.plans.items():
                 self.change(name, plans)
+
+    def restart(self) -> None:
+        """Restart the hosts whose changes count only then, if the user wants it, and say how they are afterwards."""
+        wanted = {
+            name: [step for step in self.steps if step.name in plans and self._waits(name, step.name, plans[step.name])]
+            for name, plans in self.found.plans.items()
+        }
+        hosts = [name for name, steps in wanted.items() if steps and self.cluster.host(name).transport != "local"]
+        if not hosts or self.asked.yes or self.asked.dry_run:
+            return
+        names = ", ".join(hosts)
+        answer = self.console.ask(f"restart {names} now, and wait? It ends all that runs there [y/N]")
+        if answer is None or not says_yes(answer):
+            return
+        for name in hosts:
+            try:
+                self._restart(name, wanted[name])
+            except GanglineError as error:
+                self.found.failed[name] = f"restart: {error.what}; {error.seen}".rstrip("; ")
+                self.console.report(str(error))
+
+    def _waits(self, name: str, step: str, plan: StepPlan) -> bool:
+        """Whether a step waits for the restart of a host: its changes were made, or stood before."""
+        return plan.restart and (not plan.changes or step in self.found.changed.get(name, ()))
+
+    def _restart(self, name: str, steps: Sequence[PrepareStep]) -> None:
+        host, side = self.cluster.host(name), self.sides[name]
+        self.console.progress(f"{name}: restarting")
+        transport, seconds = restart(side, lambda: self._fresh(host))
+        side.go_over_to(transport)
+        self.console.report(f"{name} is back after {seconds:.0f} s")
+        self.readings[name] = self.readings[name].with_all_of(side.read_for(steps))
+        for step, plan in self.plans(host, steps).items():
+            for line in plan.remains or (f"{step} is in force",):
+                self.console.report(f"{name}: {line}")
 
     def report_supervisor(self, context: Context) -> None:
         """Whether the head can look after runs now: it tries to reach the others, with the code that would do it."""

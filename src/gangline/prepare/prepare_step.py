@@ -123,6 +123,8 @@ class StepView:
     """The user's, where the host refuses a login by key so far; "" where it takes one."""
     named: tuple[str, ...] = ()
     """The hosts that the user named; none: all."""
+    power_limit_w: int | None = None
+    """What each GPU may draw, as the user said; None: as it is."""
 
 
 # What a step wants to change.
@@ -221,6 +223,8 @@ class StepPlan:
     """What the user has to do."""
     revert_s: float | None = None
     """Seconds after which the host takes the changes back unless a new login worked; None: they cannot lock out."""
+    restart: bool = False
+    """Whether the host has to be restarted for them to count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,7 @@ READS = {
     ("apt-mark", "showhold"): lambda state, _names: state["held"],
     ("zypper", "locks"): lambda state, _names: state["held"],
     ("systemctl", "is-enabled"): lambda state, names: [state["units"].get(names[0], "")],
+    ("dnf", "versionlock"): lambda state, _names: state["held"],
     ("ubuntu-drivers", "devices"): lambda state, _names: [state["devices"]],
     ("ubuntu-drivers", "list"): lambda state, _names: [state["gpgpu"]],
 }
@@ -84,6 +85,8 @@ EDITS = {
     "remove": _without("installed"),
     "hold": lambda state, names: state["held"].extend(names),
     "addlock": lambda state, names: state["held"].extend(names),
+    "add": lambda state, names: state["held"].extend(names),
+    "delete": _without("held"),
     "unhold": _without("held"),
     "removelock": _without("held"),
     "enable": lambda state, names: state["units"].update({names[0]: "enabled"}),
@@ -97,11 +100,12 @@ def main(folder, program, words):
     state = json.loads(path.read_text())
     names = [word for word in words if not word.startswith("-")]
     kind = (program, "" if program in {"dpkg-query", "rpm"} else names[0])
-    if kind in READS:
+    if kind in READS and names[1:2] not in (["add"], ["delete"]):
         found = READS[kind](state, names if kind[1] == "" else names[1:])
         sys.stdout.write("".join(f"{line}\n" for line in found))
         return
-    EDITS[names[0]](state, names[1:])
+    verb, *things = names[1:] if names[0] == "versionlock" else names
+    EDITS[verb](state, things)
     with (Path(folder) / "argv").open("a") as stream:
         stream.write(json.dumps([program, *words]) + "\n")
     path.write_text(json.dumps(state))

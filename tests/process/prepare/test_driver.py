@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gangline.agent.prepare.preparation import prepare
-from gangline.prepare.gpu_driver import DRIVER_STEP, FABRIC, KERNEL, LOADED, PERSISTENCE, SECURE_BOOT
+from gangline.prepare.gpu_driver import DRIVER_STEP, FABRIC, KERNEL, LOADED, PERSISTENCE, SECURE_BOOT, VERSIONLOCK
 from gangline.prepare.prepare_step import FileRead, HostReading, StepView
 from gangline.runs.cluster import Cluster, Host
 from tests.process.prepare.simulated_packages import recorded, set_up
@@ -76,14 +76,24 @@ STATES = {
         options={"offered": ("nvidia-driver",)},
     ),
     "Fedora without RPM Fusion": State("fedora", says="RPM Fusion"),
-    "Fedora with RPM Fusion": State(
+    "Fedora 42 with RPM Fusion": State(
         "fedora",
-        (("dnf", "--assumeyes", "install", "akmod-nvidia", "xorg-x11-drv-nvidia-cuda"),),
-        options={"offered": ("akmod-nvidia", "xorg-x11-drv-nvidia-cuda")},
+        (
+            ("dnf", "--assumeyes", "install", "akmod-nvidia", "xorg-x11-drv-nvidia-cuda"),
+            ("dnf", "versionlock", "add", "akmod-nvidia", "xorg-x11-drv-nvidia-cuda"),
+        ),
+        options={"offered": ("akmod-nvidia", "xorg-x11-drv-nvidia-cuda"), "more": ("dnf5",)},
     ),
     "Rocky 9 with NVIDIA's repository": State(
         "fedora",
         (("dnf", "--assumeyes", "install", "nvidia-open"),),
+        says="sudo dnf install python3-dnf-plugin-versionlock",
+        options={"offered": ("nvidia-open",)},
+    ),
+    "Rocky 9 with dnf's plugin for locks": State(
+        "fedora",
+        (("dnf", "--assumeyes", "install", "nvidia-open"), ("dnf", "versionlock", "add", "nvidia-open")),
+        files={VERSIONLOCK: b"[main]\nenabled = 1\n"},
         options={"offered": ("nvidia-open",)},
     ),
     "openSUSE Leap with NVIDIA's repository": State(
@@ -158,6 +168,7 @@ def test_the_driver_comes_by_the_distributions_own_means_and_goes_again(host):
     list(prepare({**request, "do": "apply", "changes": changes, "revert_s": None}))
     assert recorded(folder) == [list(words) for words in state.does]
     assert planned(state, root.parent / "bin").changes == ()
+    assert plan.restart == any("install" in words for words in state.does)
     shown = list(prepare({**request, "do": "undo", "steps": ["driver"], "dry": True, "expect": None}))
     assert [row for row in shown if row["kind"] == "refused"] == []
     list(prepare({**request, "do": "undo", "steps": ["driver"], "dry": False, "expect": shown[-1]["token"]}))

@@ -1,6 +1,7 @@
 """Step `between`: keys of the hosts' own for one another. Facts in, changes out."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -94,6 +95,20 @@ def test_the_gate_comes_before_the_lines_that_name_it_and_knows_this_agent():
     assert [len(digest) for digest in told["ADMITTED"]] == [64]
     assert told["FOLDERS"] == ("/w",)
     assert str(told["BOOTSTRAP"]).startswith("exec sh -c")
+
+
+def test_the_agent_of_before_stays_let_in_and_no_older_one():
+    def admitted(text):
+        return re.findall(r"[0-9a-f]{64}", next(row for row in text.splitlines() if row.startswith("ADMITTED")))
+
+    first = gate_program(view_of("pc2"))
+    (now,) = admitted(first)
+    old = first.replace(now, "a" * 64)
+    second = gate_program(view_of("pc2", {"pc2": reading(**{GATE: old})}))
+    assert admitted(second) == [now, "a" * 64]
+    assert gate_program(view_of("pc2", {"pc2": reading(**{GATE: second})})) == second
+    third = gate_program(view_of("pc2", {"pc2": reading(**{GATE: second.replace(now, "b" * 64)})}))
+    assert admitted(third) == [now, "b" * 64]
 
 
 def test_with_named_hosts_only_these_get_a_key_and_every_host_their_lines():

@@ -5,6 +5,7 @@
     {"do": "confirm", "scope", "txn"}
     {"do": "undo", "scope", "steps", "dry", "expect"}
     {"do": "status", "scope"}
+    {"do": "restart", "scope"}
 
 `scope` is `root`, or `user` for changes of the user's own files; each has a journal of its own. Without root, a request
 of scope root goes through sudo (`sudo_session`); `password` is then the user's. `root_folder` is for tests alone: all
@@ -422,9 +423,20 @@ def status(request: Record, place: _Place) -> Iterable[Record]:
                 yield {"kind": "change", **begin, "what": name_of(entry["change"]), "as_made": is_same}
 
 
+def restart(request: Record, place: _Place) -> Iterable[Record]:
+    """Restart the host by its own means: what runs is told to end. Raises VerbFailed while a change is on trial."""
+    del request
+    if any(each.timer == "waiting" for each in place.journal.transactions()):
+        raise VerbFailed("it is not restarted", "a change waits for its new login", "wait a minute, then try again")
+    has_systemd = (place.root / "run/systemd/system").is_dir()
+    host_changes.execute(["systemctl", "--no-block", "reboot"] if has_systemd else ["shutdown", "-r", "now"])
+    yield {"kind": "restarting"}
+
+
 _DO: Dict[str, Callable[[Record, _Place], Iterable[Record]]] = {
     "apply": apply,
     "confirm": confirm,
+    "restart": restart,
     "status": status,
     "undo": undo,
 }

@@ -384,3 +384,29 @@ def test_what_a_step_asks_for_is_read_and_nothing_is_changed(root):
     assert record["commands"]["gone"]["returncode"] == 127
     assert record["programs"] == {"sh": shutil.which("sh"), "no-such-program": None}
     assert snapshot(root) == before
+
+
+@pytest.mark.parametrize(
+    ("has_systemd", "words"),
+    [(True, "systemctl --no-block reboot"), (False, "shutdown -r now")],
+    ids=["systemd", "none"],
+)
+def test_a_restart_goes_by_the_hosts_own_means_and_waits_for_no_change_on_trial(
+    root, tmp_path, monkeypatch, has_systemd, words
+):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("systemctl", "shutdown"):  # simulated: nothing is restarted by a test
+        (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/said\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    if has_systemd:
+        (root / "run/systemd/system").mkdir(parents=True)
+    assert ask(root, {"do": "restart"}) == [{"kind": "restarting"}]
+    assert (tmp_path / "said").read_text() == f"{words}\n"
+    (root / "etc").mkdir(exist_ok=True)
+    apply(root, file("/etc/x", None, b"1\n"), revert_s=60)
+    (record,) = ask(root, {"do": "restart"})
+    assert (record["kind"], record["what"]) == ("error", "it is not restarted")
+    assert (tmp_path / "said").read_text() == f"{words}\n"
+    ask(root, {"do": "confirm", "txn": "t1"})

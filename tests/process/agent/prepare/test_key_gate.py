@@ -8,14 +8,17 @@ import sys
 import pytest
 
 from gangline.agent.prepare import key_gate
-from gangline.prepare.keys_between import gate_program
-from gangline.prepare.prepare_step import StepView
+from gangline.prepare.keys_between import GATE, gate_program
+from gangline.prepare.prepare_step import FileRead, HostReading, StepView
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport import bootstrap, channel, connection, ssh_options
 
 RSYNC = ("rsync", *connection.OPTIONS)
 SECLUDED = b"rsync\0--timeout=300\0--delete\0--partial\0--safe-links\0.\0%s\0\0"
 WAY_IN = "rsync --server -stpre.iLsfxCIvu"
+READING = HostReading(
+    user="alice", uid=1000, home="/home/alice", files={GATE: FileRead()}, folders={}, commands={}, programs={}
+)
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def gate(tmp_path):
     home = tmp_path / "home"
     (home / "gangline").mkdir(parents=True)
     host = Host(name="pc2", workdir="~/gangline", python="", transport="ssh")
-    view = StepView(host=host, cluster=Cluster(name="home", hosts=(host,)), reading=None, readings={})
+    view = StepView(host=host, cluster=Cluster(name="home", hosts=(host,)), reading=READING, readings={})
     program = home / "gate.py"
     program.write_text(gate_program(view))
     return [sys.executable, "-I", "-S", str(program)], {**os.environ, "HOME": str(home)}, home
