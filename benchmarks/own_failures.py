@@ -41,8 +41,9 @@ hosts:
 HOSTS = ("h0", "h0", "h1")
 """By rank."""
 VICTIM, BESIDE = 2, 1
-STALL_AFTER = "25s"
+STALL_AFTER_S = 25
 PATIENCE_S = 240.0
+"""Added to what a run may be silent for."""
 RIGHT = 0.95
 ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+)", re.DOTALL)
 Line = dict[str, Any]
@@ -127,8 +128,9 @@ CASES: dict[str, Expected] = {
 class OwnWorld:
     """A home of gangline, a cluster and a project on this computer."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, stall_after_s: int) -> None:
         self._folder = folder
+        self._stall_after_s = stall_after_s
         self._env = {**os.environ, "GANGLINE_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
         (folder / "project").mkdir(parents=True)
         (folder / "project" / "train.py").write_bytes(SCRIPT.read_bytes())
@@ -143,13 +145,14 @@ class OwnWorld:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=PATIENCE_S,
+            timeout=PATIENCE_S + 2 * self._stall_after_s,
             check=False,
         )
 
     def fails(self, kind: str, rank: int) -> tuple[str, str]:
         """Run the script and let a rank fail; the run and all that was printed."""
-        options = ("--cluster", "cluster.yaml", "--dir", "project", "--stall-after", STALL_AFTER, "--on-stall", "stop")
+        silent = ("--stall-after", f"{self._stall_after_s}s", "--on-stall", "stop")
+        options = ("--cluster", "cluster.yaml", "--dir", "project", *silent)
         done = self.types("run", *options, "--", "train.py", kind, str(rank))
         said = done.stdout + done.stderr
         found = re.search(r"run ([a-z]+-[a-z]+-\d+) started", said) or re.search(r"\b([a-z]+-[a-z]+-\d+)\b", said)
@@ -227,6 +230,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=sorted(CASES))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so long")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, continued if it exists")
+    parser.add_argument(
+        "--stall-after", type=int, default=STALL_AFTER_S, metavar="SECONDS", help="more on a computer with a high load"
+    )
     parser.add_argument("--keep", type=Path, help="a new folder in which all records stay")
     arguments = parser.parse_args()
     deadline = time.monotonic() + 60 * arguments.minutes
@@ -234,7 +240,7 @@ def main() -> int:
     wanted = [case for case in arguments.only or CASES if case not in done]
     with tempfile.TemporaryDirectory() as made:
         folder = arguments.keep or Path(made)
-        world = OwnWorld(folder)
+        world = OwnWorld(folder, stall_after_s=arguments.stall_after)
         for case in wanted:
             if time.monotonic() > deadline:
                 break
