@@ -1,4 +1,4 @@
-"""`gangline explain WHAT`: the cause of a failure, the meaning of a finding, the known failures in logs."""
+"""`gangline explain WHAT`: the cause of a failure or of a symptom, the meaning of a finding, known failures in logs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from gangline.checks.reference import find_entry
-from gangline.cli.options import AsJson
-from gangline.cli.output import print_answer
-from gangline.context import default_home
+from gangline.cli.options import CLUSTER_HELP, AsJson, argument, option
+from gangline.cli.output import Terminal, is_live, print_answer
+from gangline.context import cluster_file, default_home
 from gangline.control.supervision import open_run
 from gangline.control.user_command import CommandRecord
 from gangline.diagnose.corpus import known_failures
@@ -28,20 +28,40 @@ FINDING = re.compile(r"E-[A-Z]+-?[0-9]*", re.IGNORECASE)
 
 def command(
     what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="WHAT",
-            help="a run (id, or its beginning), a finding (E-NET-07), a known failure (by its id); or logs: files, "
-            "folders, - for standard input",
+        list[str] | None,
+        argument(
+            "WHAT",
+            "a run (id, or its beginning), a finding (E-NET-07), a known failure (by its id); or logs: files, "
+            "folders, - for standard input; with --ask: a symptom, and the run that shows it",
         ),
-    ],
+    ] = None,
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask",
+            help="a symptom without a line in a log: one-gpu-slower, slow-network, gpu-not-used, hangs-at-start, "
+            "starts-slowly, loss-diverges, loss-stuck",
+        ),
+    ] = False,
+    cluster: Annotated[Path | None, option("--ask without a run: " + CLUSTER_HELP)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say why a run failed or stopped: first cause, consequences, evidence, next step. Changes nothing.
 
     For a finding or a known failure: its meaning and its fix. For logs of any program: the known failures in them, the
-    likeliest cause first.
+    likeliest cause first. --ask reads the figures of the run, looks at its hosts, and says which cause is left.
     """
+    if ask:
+        _ask(what or [], cluster, as_json=as_json)
+        return
+    if cluster is not None:
+        raise UsageError("--cluster names hosts to ask", seen="no --ask", fix=f"gangline explain --ask {EXAMPLE}")
+    if not what:
+        raise UsageError(
+            "explain needs something to explain",
+            seen="expected a run, a finding or a log",
+            fix=f"gangline ps lists the runs; of a symptom without a line: gangline explain --ask {EXAMPLE}",
+        )
     (first, *more) = what
     if not more and is_archive(Path(first)) and _is_there(Path(first)):
         _explain_archive(Path(first), as_json=as_json)
@@ -54,6 +74,47 @@ def command(
         print_answer(entry_json(first, entry), entry_lines(first, entry), as_json=as_json)
     else:
         _explain_run(first, as_json=as_json)
+
+
+EXAMPLE = "slow-network RUN"
+
+
+def _ask(words: list[str], cluster: Path | None, *, as_json: bool) -> None:
+    """A symptom and a run from the words, or from the user where there is a terminal."""
+    # what looks at hosts takes time to import, which runs and logs do not pay
+    from gangline.control.asked_symptom import put_questions
+    from gangline.report.symptoms import inquiry_json, inquiry_lines, symptom_of
+
+    console = Terminal()
+    if len(words) > 2 or (len(words) == 2 and cluster is not None):
+        raise UsageError(
+            "--ask takes a symptom, and the run that shows it or --cluster",
+            seen=" ".join(words),
+            fix=f"gangline explain --ask {EXAMPLE}",
+        )
+    named, *others = words or _chosen(console)
+    symptom, run = symptom_of(named), next(iter(others), None)
+    inquiry = put_questions(symptom, run, cluster_file(cluster), home=default_home(), console=console)
+    console.clear()
+    print_answer(inquiry_json(inquiry), inquiry_lines(inquiry), as_json=as_json)
+
+
+def _chosen(console: Terminal) -> list[str]:
+    """A symptom and a run, as the user names them on the terminal."""
+    from gangline.report.symptoms import SYMPTOMS, symptom_menu, symptom_of
+
+    lines = symptom_menu()
+    if not is_live():
+        raise UsageError(
+            "--ask needs a symptom", seen="one of:\n" + "\n".join(lines), fix=f"gangline explain --ask {EXAMPLE}"
+        )
+    for line in lines:
+        console.report(line)
+    number = console.ask("which of these? Its number or name:") or ""
+    names = list(SYMPTOMS)
+    symptom = names[int(number) - 1] if number.isdecimal() and 1 <= int(number) <= len(names) else symptom_of(number)
+    run = console.ask("a run that shows it (its id, or nothing to ask the hosts alone):")
+    return [symptom, run] if run else [symptom]
 
 
 def _is_log(what: str) -> bool:

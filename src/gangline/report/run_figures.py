@@ -36,6 +36,12 @@ class RunFigures:
     """When each step was written, in seconds since 1970, and its number; in the order of the file."""
     memory_bytes: dict[tuple[str, int], int] = field(default_factory=dict)
     """(host, rank) -> the most that it reported."""
+    micro_batches: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(host, rank) -> how many it computed, in the same steps as `ranks`."""
+    skipped: int = 0
+    """Lines of steps in which the loss or the gradient was not finite."""
+    label_tokens: int | None = None
+    """Tokens with a loss; None: no line tells it."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -66,6 +72,9 @@ class RunFigures:
         except TypeError:
             return
         self.num_steps += num_steps
+        self.skipped += record.get("skipped") is True
+        if is_amount(record.get("label_tokens")):
+            self.label_tokens = (self.label_tokens or 0) + int(record["label_tokens"])
         self.tokens += int(_amount(record.get("tokens")))
         self.steps_s += num_steps * _amount(record.get("step_s"))
         if (timed := timed_rows(record)) is None:
@@ -84,8 +93,10 @@ class RunFigures:
                 rest_s=before.rest_s + max(0.0, step_s - compute_s - data_s - waiting_s),
             )
         for row in record["ranks"]:
+            place = row["host"], row["rank"]
+            if is_amount(row.get("micro_batches")):
+                self.micro_batches[place] = self.micro_batches.get(place, 0) + int(row["micro_batches"])
             if is_amount(row.get("memory_bytes")):
-                place = row["host"], row["rank"]
                 self.memory_bytes[place] = max(self.memory_bytes.get(place, 0), int(row["memory_bytes"]))
 
 
