@@ -23,12 +23,13 @@ USE := $(addprefix tests/train/test_,evaluate.py export.py generate.py gguf.py m
 MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibrate.py closed_form.py scaling.py \
 	prometheus_scrape.py stragglers.py trace.py) tests/lab/test_bench.py tests/process/test_gpu_kit.py
 KERNELS := tests/train/test_kernels.py
+CONTAINERS := tests/lab/test_containers.py
 STRATEGIES := $(addprefix tests/train/test_,fsdp.py local_sgd.py pipeline.py story_parts.py story_rounds.py \
 	tensor_parallel.py zero.py)
-APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(STRATEGIES) $(METHODS) $(USE) $(MEASURE) $(KERNELS))
+APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(STRATEGIES) $(METHODS) $(USE) $(MEASURE) $(KERNELS) $(CONTAINERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prepare launchers ray strategies methods use measure kernels browser lab slurm bare versions processors lint format bench clean
+.PHONY: help demo test prepare launchers ray strategies methods use measure kernels containers browser lab slurm bare versions processors lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -71,6 +72,9 @@ measure: .venv/dev.stamp ## tests of what measures and predicts: memory traces, 
 
 kernels: .venv/kernels.stamp ## tests of the kernels of `kernels: auto`, by Triton's interpreter; installs triton first, 200 MB
 	$(BIN)/python -m pytest -n 2 $(KERNELS)
+
+containers: .venv/dev.stamp ## a script in containers of a real podman on lab hosts; its image is made of this machine's Python
+	$(BIN)/python -m pytest $(CONTAINERS)
 
 browser: .venv/browser.stamp ## the page of `gangline ui` in a headless Chromium: clicks, keys, screenshots, accessibility
 	$(BIN)/python -m pytest -m page tests/browser

@@ -17,7 +17,7 @@ from gangline.launch.backends import BACKENDS, backend
 from gangline.launch.poll import free_port
 from gangline.provision.ask import AskLook, ask_look
 from gangline.provision.console import Console
-from gangline.runs.cluster import IN_ALLOCATION, Cluster, Host, in_allocation
+from gangline.runs.cluster import ENGINES, IN_ALLOCATION, Cluster, Host, in_allocation
 from gangline.runs.job import Job, NotifyJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
@@ -245,7 +245,7 @@ def _located(host: Host, transport: Transport) -> Host:
     from gangline.provision.environment import wrapped
 
     host = _expanded_paths(host, transport)
-    return host if host.environment.kind == "locked" else wrapped(host)
+    return host if host.environment.kind in {"locked", *ENGINES} else wrapped(host)
 
 
 def _expanded_paths(host: Host, transport: Transport) -> Host:
@@ -257,7 +257,7 @@ def _expanded_paths(host: Host, transport: Transport) -> Host:
     except HostUnreachable:
         return host
     environment = host.environment
-    if environment.kind != "locked" and place:  # a lock is a file of this computer
+    if environment.kind not in {"locked", *ENGINES} and place:  # a lock is a file of this computer
         environment = dataclasses.replace(environment, path=below_home(place, home))
     return dataclasses.replace(
         host,

@@ -11,7 +11,20 @@ from tests.lab import limits, pythons
 from tests.lab.namespaces import PATH, LabFailed
 
 PROGRAMS = ("bash", "ip", "unshare", "nsenter", "setpriv", "ssh", "ssh-keygen", "sshd", "pivot_root", "mount")
-OPTIONAL_PROGRAMS = ("iperf3", "nft", "rsync", "gcc", "pdsh", "tc", "ansible", "mpirun", "mpiexec.hydra", "sudo")
+OPTIONAL_PROGRAMS = (
+    "iperf3",
+    "nft",
+    "rsync",
+    "gcc",
+    "pdsh",
+    "tc",
+    "ansible",
+    "mpirun",
+    "mpiexec.hydra",
+    "sudo",
+    "podman",
+    "crun",
+)
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "slurmdbd", "mariadbd", "mariadb-install-db")
 BARE_PROGRAMS = (
     *("sudo", "useradd", "chpasswd", "dbus-daemon", "nft", "ufw", "firewalld"),

@@ -12,6 +12,7 @@ from gangline.config.fields import (
     FINDING,
     HOST_KEY,
     HOST_PATH,
+    IMAGE,
     LOADABLE,
     PORTS,
     ROOT_PATH,
@@ -35,7 +36,7 @@ SSH_FIX = "write, for example, `ssh: alice@192.168.1.10`, or a name of your ssh_
 SHARED_FIX = "write the whole path, such as /mnt/nas"
 FINDING_FIX = "write the id of a warning as `gangline check` prints it, such as E-SEC-04"
 KEY_FIX = "delete the line, then gangline init --pin CLUSTER reads the key and writes it"
-KIND_FIX = "write `locked`, or a mapping with one of the keys lock, conda, modules, apptainer, python"
+KIND_FIX = "write `locked`, or a mapping with one of the keys lock, conda, modules, podman, docker, apptainer, python"
 
 
 class EnvironmentWords(Section):
@@ -54,6 +55,10 @@ class EnvironmentWords(Section):
     """What `module load` puts in place on the host, in this order."""
     apptainer: Annotated[str | None, Field(pattern=HOST_PATH, examples=["/images/train.sif"])] = None
     """An Apptainer image on the host."""
+    podman: Annotated[str | None, Field(pattern=IMAGE, examples=["docker.io/pytorch/pytorch:2.13.0"])] = None
+    """A container image of podman. One host has it or can pull it; the others get it from there."""
+    docker: Annotated[str | None, Field(pattern=IMAGE, examples=["registry.lan/train@sha256:0123abcd"])] = None
+    """The same with docker."""
     python: Text | None = None
     """A Python on the host: alone, or the one behind `modules` or inside the image (left out: python3)."""
 

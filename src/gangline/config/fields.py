@@ -30,6 +30,7 @@ HOST_KEY = (
 HOST_PATH = r"^(/|~/)[\w .+@%=,/-]*$"
 HOST_PROGRAM = r"^((/|~/)[\w .+@%=,/-]*[\w+]|[A-Za-z0-9_][A-Za-z0-9_.+-]*)$"
 ROOT_PATH = r"^/[\w .+@%=,/-]*$"
+IMAGE = r"^[a-z0-9][\w.:/@-]*$"
 LOADABLE = r"^[A-Za-z0-9_][A-Za-z0-9_.+/-]*$"
 FINDING = r"^E-[A-Z]+-[0-9]{2}$"
 PORTS = r"^[1-9][0-9]{2,4}-[1-9][0-9]{2,4}$"
@@ -58,6 +59,7 @@ PATTERNS = {
     HOST_PATH: "a path on the host that begins with `/` or `~/`",
     HOST_PROGRAM: "a program on the host: its name, or a path that begins with `/` or `~/`",
     ROOT_PATH: "a path that begins with `/`",
+    IMAGE: "the name of a container image, such as docker.io/pytorch/pytorch:2.13.0",
     LOADABLE: "a module of the host, such as cuda/12.8",
     FINDING: "the id of a finding, such as E-SEC-04",
     PORTS: "a range of ports, such as 29500-29599",

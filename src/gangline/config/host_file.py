@@ -17,13 +17,13 @@ from gangline.config.cluster_model import ClusterWords, ComponentWords, Environm
 from gangline.config.fields import HOST_PATH, HOST_PROGRAM, PATTERNS, SECRET
 from gangline.config.mistakes import KeyPath, absolute, listed, quote, what_is_there, what_was_meant
 from gangline.config.validate import Checked
-from gangline.runs.cluster import Environment, Host, SlurmComponent, SlurmRequest
+from gangline.runs.cluster import ENGINES, Environment, Host, SlurmComponent, SlurmRequest
 from gangline.runs.training_environment import training_python
 
 # Where the Python of a host comes from: from the words to `Environment`, and the Python behind it.
 
 
-SOURCES = ("kind", "lock", "conda", "modules", "apptainer")
+SOURCES = ("kind", "lock", "conda", "modules", "apptainer", *ENGINES)
 """Keys of which one says where the Python comes from; `python` alone is one more way."""
 LOCKED = Environment(kind="locked")
 INSIDE = "python3"
@@ -55,6 +55,9 @@ def resolve_environment(
         return Environment(kind="modules", modules=tuple(words.modules))
     if words.apptainer:
         return Environment(kind="apptainer", path=words.apptainer)
+    if image := words.podman or words.docker:
+        refuse_foreign_python(checked, (*key, "python"), words.python or INSIDE)
+        return Environment(kind="podman" if words.podman else "docker", path=image, python=words.python)
     if words.lock:
         return Environment(kind="locked", path=_lock(checked, (*key, "lock"), words.lock, folder=folder))
     return Environment(kind="own", path=words.python) if words.python else LOCKED
@@ -405,6 +408,13 @@ def resolve_slurm(checked: Checked[ClusterWords], *, around: Surroundings) -> Sl
             seen="components, and `shared_home: false`",
             expected="one of both: such a run needs its nodes again, and Slurm takes a list of nodes for one kind only",
             fix="use a folder that login host and nodes share, or one kind of nodes",
+        )
+    if environment.kind in ENGINES:
+        checked.report(
+            ("environment", environment.kind),
+            seen=f"an image of {environment.kind}",
+            expected="an environment that starts inside a job of Slurm",
+            fix="write `environment: {apptainer: IMAGE.sif}`",
         )
     python = ""
     if environment.kind == "own":

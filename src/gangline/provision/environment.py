@@ -21,11 +21,12 @@ from gangline.inventory.facts import HIGHEST, LOWEST, BuildFacts, FoundPython, I
 from gangline.inventory.gather import environments_folder, read_building
 from gangline.provision.ask import ask_agent, run_there
 from gangline.provision.console import SILENT, Console, shown
+from gangline.provision.images import ContainerImage, with_volumes
 from gangline.provision.relay import Cargo, bring
 from gangline.provision.requirements import Lock, lock_of
 from gangline.provision.trees import Spot, here, is_shared, spot_on
 from gangline.provision.wheelhouse import NoWheels, Platform, Wheelhouse, gather_wheels
-from gangline.runs.cluster import Cluster, Host
+from gangline.runs.cluster import ENGINES, Cluster, Host
 from gangline.transport.fanout import in_parallel
 from gangline.transport.ssh_options import understood
 from gangline.transport.transport import Transport
@@ -72,6 +73,8 @@ def wrapped(host: Host, *, has_gpu: bool = False) -> Host:
 def seeing(host: Host, folders: Sequence[str]) -> Host:
     """The host whose image, if it works in one, sees these folders too."""
     hidden = [folder for folder in folders if PurePath(host.workdir) not in PurePath(folder).parents]
+    if hidden and host.environment.kind in ENGINES:
+        return with_volumes(host, hidden)
     if host.environment.kind != "apptainer" or not hidden:
         return host
     program, verb, *others = host.prefix
@@ -449,6 +452,7 @@ class Locked:
 PROVIDERS: Mapping[str, Provider] = {
     **dict.fromkeys(("own", "conda", "modules", "apptainer"), ExistingEnvironment()),
     "locked": Locked(),
+    **dict.fromkeys(ENGINES, ContainerImage()),
 }
 """By the kind that cluster.yaml names."""
 

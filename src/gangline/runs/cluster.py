@@ -9,17 +9,22 @@ from typing import Literal
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import Record, load_if_there, load_record
 
+ENGINES = ("podman", "docker")
+"""Kinds of environment that are an image of such a program."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """Where the Python of a host comes from."""
 
-    kind: Literal["own", "locked", "conda", "modules", "apptainer"] = "own"
+    kind: Literal["own", "locked", "conda", "modules", "apptainer", "podman", "docker"] = "own"
     """own: a Python that the user names. locked: a venv that gangline builds from a lock. conda: a conda environment.
-    modules: a Python behind `module load`. apptainer: a Python inside an image."""
+    modules: a Python behind `module load`. apptainer, podman, docker: a Python inside an image."""
     path: str | None = None
     """own: the Python. locked: the lock file on the user's computer, None: gangline's own. conda: the environment's
-    folder. apptainer: the image. On the host, but for the lock."""
+    folder. apptainer: the image. On the host, but for the lock. podman, docker: the image's name."""
+    python: str | None = None
+    """podman, docker: the Python inside the image; None: python3."""
     modules: tuple[str, ...] = ()
     """modules: what to load, in this order."""
     packages: tuple[str, ...] = ()

@@ -144,6 +144,17 @@ def test_a_host_over_ssh_gets_an_environment_of_ours_if_nobody_says_another(tmp_
     assert (image.environment, image.python) == (Environment(kind="apptainer", path="/x.sif"), "python3")
 
 
+def test_an_image_of_podman_or_docker(tmp_path):
+    text = "hosts: [{name: a, ssh: 10.0.0.1}]\nenvironment: {podman: localhost/train:1, python: /opt/venv/bin/python}"
+    expected = Environment(kind="podman", path="localhost/train:1", python="/opt/venv/bin/python")
+    assert (load(tmp_path, text).head.environment, load(tmp_path, text).head.python) == (expected, "")
+    assert load(tmp_path, text.replace("podman", "docker")).head.environment.kind == "docker"
+    with pytest.raises(SpecError, match=r"the name of a container image"):
+        load(tmp_path, text.replace("localhost/train:1", "/images/x.sif"))
+    with pytest.raises(SpecError, match=r"apptainer: IMAGE\.sif"):
+        load(tmp_path, "slurm: {nodes: 2}\nenvironment: {podman: localhost/train:1}")
+
+
 def test_a_lock_of_the_users(tmp_path):
     (tmp_path / "my.lock").touch()
     text = "environment: {lock: ./my.lock}\nhosts: [{name: a, ssh: 10.0.0.1}, {name: b, transport: local, address: 10.0.0.2}]"
