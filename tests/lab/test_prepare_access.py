@@ -189,6 +189,7 @@ def test_each_host_gets_a_key_for_the_others_that_opens_only_gangline_and_gives_
     first, second = "make 9 changes on 3 hosts?", "make 6 changes on 3 hosts?"
     shown = gangline(hosts, "prepare", "--between-hosts", answers=[(first, "y"), (second, "y")])
     assert f"{head.name} can look after runs; this computer may be off meanwhile" in shown
+    assert not head.exists(f"{head.home}/~")  # code is placed below the home folder, not in one called ~
     for host in hosts.machines:
         host.check(["sh", "-c", f"ssh-keyscan -t ed25519 {' '.join(each.address for each in hosts.hosts)} > known"])
     login = ["ssh", "-o", "BatchMode=yes", "-o", "UserKnownHostsFile=known"]

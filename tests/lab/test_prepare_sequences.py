@@ -102,6 +102,8 @@ def test_nobody_is_ever_locked_out_and_all_is_taken_back(two, seed):
     left = [
         row[:2]
         for row in differences(two.hosts, before)
-        if row[:2] not in touched and not re.fullmatch(r".*/\.local(/.*)?|/etc/motd\.d", row[1])
+        if row[:2] not in touched
+        and not re.fullmatch(r".*/\.local(/.*)?|/etc/motd\.d", row[1])
+        and not row[1].startswith(f"{two.hosts[0].home}/gangline")  # code, with which the head tries to supervise
     ]
-    assert left == [], story.said
+    assert left[:5] == [], story.said

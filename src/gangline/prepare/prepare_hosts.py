@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from gangline.checks.judge import FAMILIES
 from gangline.config.document import name_of
 from gangline.config.load import DEFAULT
-from gangline.context import REAL, Context, Dependencies, load_cluster, reached
+from gangline.context import REAL, Context, Dependencies, load_cluster, located, reached
 from gangline.control.supervision import choose_supervisor_host
 from gangline.decide.inspect import InspectOptions, inspect
 from gangline.decide.told_before import is_acknowledged
@@ -432,8 +432,9 @@ class _Session:
         head = self.cluster.head
         if BETWEEN not in self.steps or head.transport == "local" or head.name not in self.readings:
             return
-        placed = place_code(replace(self.cluster, hosts=(head,)), context.transports, console=self.console).head
-        supervisor = choose_supervisor_host(replace(self.cluster, hosts=(placed, *self.cluster.hosts[1:])), context)
+        cluster = located(self.cluster, context.transports)
+        placed = place_code(replace(cluster, hosts=cluster.hosts[:1]), context.transports, console=self.console).head
+        supervisor = choose_supervisor_host(replace(cluster, hosts=(placed, *cluster.hosts[1:])), context)
         if supervisor.why_not:
             self.console.report(f"this computer has to look after runs: {'; '.join(supervisor.why_not)}")
         else:
