@@ -11,7 +11,7 @@ from tests.lab.hosts import lab_folders
 from tests.lab.typist import Typist
 from tests.lab.user import NewUser, make_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")
 GUIDE = Path(__file__).parents[2] / "docs/guides/three-pcs.md"
@@ -67,7 +67,7 @@ def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
     assert [prepare, check, train[:1]] == [["prepare"], ["check"], ["train"]]
     folders = lab_folders()
     kinds = {name: BareKind(firewall=wall, binds=folders, disk="6g") for name, wall in FIREWALLS.items()}
-    lab = bare(kinds, ttl_s=1800)
+    lab = bare(kinds, ttl_s=2400)
     user = NewUser(lab.user)
     user.desk.write(".ssh/config", "".join(SSH_CONFIG.format(name=host.name, host=host) for host in lab.hosts), 0o600)
     before = {host.name: host.snapshot() for host in lab.hosts}
@@ -92,6 +92,13 @@ def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
     user.brings(make_model(tmp_path / "model"), job=JOB)
     user.types("train", "job.yaml", timeout_s=400)
     assert "finished" in user.types("ps").stdout
+
+    # with keys between the hosts the head supervises, through their gates
+    said = user.types("prepare", "--between-hosts", "--yes")
+    assert "pc1 can look after runs; this computer may be off meanwhile" in said.stdout + said.stderr
+    trained = user.types("train", "job.yaml", timeout_s=400)
+    assert "unattended: yes, pc1 supervises the run" in trained.stdout + trained.stderr
+    assert user.types("ps").stdout.count("finished") == 2
 
     answered(lab, "prepare", "--undo", "all", "--yes")
     as_before(lab, before, ignore=f"{LEFT_BY_PREPARE}|{WORK_FOLDER}")
