@@ -101,8 +101,11 @@ class DriverPackages:
 
 
 def plan(view: StepView) -> StepPlan:
-    """The driver where it is missing; where it is there: held back, kept loaded."""
-    reading = view.reading
+    """The driver where it is missing; where it is there: held back, kept loaded; and the power limit."""
+    return _with_power(_driver_plan(view.reading), view)
+
+
+def _driver_plan(reading: HostReading) -> StepPlan:
     bus = pci_devices(reading.output("pci"))
     packages = HostPackages("driver", reading, PACKAGES)
     why = _left_alone(reading, bus, packages)
@@ -110,7 +113,7 @@ def plan(view: StepView) -> StepPlan:
         return StepPlan(remains=why)
     here = tuple(sorted(name for name in packages.installed if DRIVER.fullmatch(name)))
     if here:
-        return _with_power(_kept(reading, packages, here, bus), view)
+        return _kept(reading, packages, here, bus)
     wanted = _wanted(reading, packages, bus)
     if isinstance(wanted, str):
         return StepPlan(remains=(wanted,))
@@ -221,8 +224,11 @@ def _kept(reading: HostReading, packages: HostPackages, here: tuple[str, ...], b
 
 def _with_power(kept: StepPlan, view: StepView) -> StepPlan:
     """The plan with the power limit that the user wants, once a driver is loaded."""
-    if view.power_limit_w is None or not view.reading.files[LOADED].text:
+    if view.power_limit_w is None:
         return kept
+    if not view.reading.files[LOADED].text:
+        later = f"--power-limit {view.power_limit_w} counts once a driver is loaded: say it again then"
+        return replace(kept, remains=(*kept.remains, later)) if kept.restart else kept
     changes, remains = power_changes(view.reading, view.power_limit_w)
     if not changes:
         return replace(kept, remains=(*kept.remains, *remains))

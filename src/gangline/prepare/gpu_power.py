@@ -71,8 +71,8 @@ def power_changes(reading: HostReading, watts: int) -> tuple[tuple[Change, ...],
         CommandChange(
             argv=("nvidia-smi", f"--id={card.index}", f"--power-limit={watts}"),
             undo=("nvidia-smi", f"--id={card.index}", f"--power-limit={card.now}"),
-            probe=ASKS.commands[LIMITS],
-            before=reading.output(LIMITS),
+            probe=("nvidia-smi", f"--id={card.index}", "--query-gpu=power.limit", "--format=csv,noheader,nounits"),
+            before=card.now,
         )
         for card in cards
         if float(card.now) != watts

@@ -18,7 +18,17 @@ CARD = "/sys/bus/pci/devices/0000:01:00.0/vendor:0x10de\n/sys/bus/pci/devices/00
 TWO_CARDS = "0, 350.00, 100.00, 366.00\n1, 250.00, 100.00, 366.00"
 
 
-def planned(*, watts=250, limits=TWO_CARDS, unit=None, systemd=(), loaded=b"NVRM version", manager="dnf5", locks=""):
+def planned(
+    *,
+    watts=250,
+    limits=TWO_CARDS,
+    unit=None,
+    systemd=(),
+    loaded=b"NVRM version",
+    manager="dnf5",
+    locks="",
+    installed="installed akmod-nvidia",
+):
     reading = HostReading(
         user="alice",
         uid=1000,
@@ -29,7 +39,7 @@ def planned(*, watts=250, limits=TWO_CARDS, unit=None, systemd=(), loaded=b"NVRM
             PATH: FileRead(content=unit),
         },
         folders={SYSTEMD: systemd},
-        commands={"pci": CARD, LIMITS: limits, "driver rpm": "installed akmod-nvidia", "versionlock": locks},
+        commands={"pci": CARD, LIMITS: limits, "driver rpm": installed, "versionlock": locks},
         programs={"nvidia-smi": "/usr/bin/nvidia-smi", "dnf": "/usr/bin/dnf", manager: f"/usr/bin/{manager}"},
     )
     view = StepView(
@@ -49,6 +59,7 @@ def test_each_card_gets_the_limit_now_and_at_each_start_and_its_own_one_back():
     plan = planned(locks=LOCKED)
     assert commands(plan)[-1] == ("nvidia-smi", "--id=0", "--power-limit=250")
     assert plan.changes[-1].undo == ("nvidia-smi", "--id=0", "--power-limit=350.00")
+    assert plan.changes[-1].before == "350.00"  # each card has a state of its own
     (unit,) = [change for change in plan.changes if isinstance(change, FileChange)]
     assert b"ExecStart=/usr/bin/nvidia-smi --power-limit=250\n" in unit.content
     assert ("systemctl", "enable", "gangline-gpu-power.service") in commands(plan)
@@ -77,6 +88,13 @@ def test_without_a_word_or_a_loaded_driver_no_limit_is_set():
     plan = planned(loaded=None, locks=LOCKED)
     assert plan.changes == ()
     assert plan.restart
+    assert plan.remains[-1] == "--power-limit 250 counts once a driver is loaded: say it again then"
+
+
+def test_a_driver_that_nothing_known_brought_is_left_alone_and_its_cards_get_the_limit():
+    plan = planned(installed="")
+    assert "it is left alone" in plan.remains[0]
+    assert commands(plan)[-1][-1] == "--power-limit=250"
 
 
 @pytest.mark.parametrize(
