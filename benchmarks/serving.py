@@ -5,6 +5,8 @@
 A model of random weights is made, and served by the worker as `gangline serve` starts it. Rounds alternate: one chat,
 then `--chats` of them at the same time, over HTTP, whole answers. With `--stages 3` the layers lie in three processes
 of this computer, as `gangline serve --on A --on B --on C` has them on three hosts.
+With `--memory-mb` each process has a control group with so much memory; where the model is not served in it, the line
+says how that ended.
 """
 
 from __future__ import annotations
@@ -37,26 +39,21 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stages", type=int, default=1, help="processes among which the layers are divided")
+    parser.add_argument("--memory-mb", type=int, help="of each process; as root")
     parser.add_argument("--out", type=Path, required=True)
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        num_weights = _write_model(Path(folder), hidden=words.hidden, layers=words.layers)
-        with _served(Path(folder), parallel=words.chats, stages=words.stages) as (port, plan):
-            _chats(port, words.chats, words.tokens)  # warms up
-            firsts = [_first_token_s(port) for _ in range(words.rounds)]
-            pairs = [
-                (_chats(port, 1, words.tokens), _chats(port, words.chats, words.tokens)) for _ in range(words.rounds)
-            ]
+        num_weights = _write_model(words, Path(folder))
+        with _served(Path(folder), words) as said:
+            measured = _measured(said["port"], words) if "port" in said else {"ended": said}
     row = {
         "weights": num_weights,
         "stages": words.stages,
+        "memory_mb": words.memory_mb,
         "chats": words.chats,
-        "first_token_s": statistics.median(firsts),
-        "one": statistics.median(one for one, _ in pairs),
-        "several": statistics.median(several for _, several in pairs),
-        "ratio": statistics.median(several / one for one, several in pairs),
-        "ratios": [round(several / one, 2) for one, several in pairs],
-        "plan": plan,
+        "tokens": words.tokens,
+        **measured,
+        "plan": said.get("plan"),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "load": os.getloadavg()[0],
         "time": time.time(),
@@ -67,18 +64,32 @@ def main() -> int:
     return 0
 
 
-def _write_model(folder: Path, *, hidden: int, layers: int) -> int:
+def _measured(port: int, words: argparse.Namespace) -> dict[str, Any]:
+    _chats(port, words.chats, words.tokens)  # warms up
+    firsts = [_first_token_s(port) for _ in range(words.rounds)]
+    pairs = [(_chats(port, 1, words.tokens), _chats(port, words.chats, words.tokens)) for _ in range(words.rounds)]
+    return {
+        "first_token_s": statistics.median(firsts),
+        "one": statistics.median(one for one, _ in pairs),
+        "several": statistics.median(several for _, several in pairs),
+        "ratio": statistics.median(several / one for one, several in pairs),
+        "ratios": [round(several / one, 2) for one, several in pairs],
+    }
+
+
+def _write_model(words: argparse.Namespace, folder: Path) -> int:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from tests.train.tiny import VOCABULARY, write_tokenizer
 
     torch.manual_seed(1)
+    hidden = words.hidden
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
         intermediate_size=hidden * 8 // 3,
-        num_hidden_layers=layers,
+        num_hidden_layers=words.layers,
         num_attention_heads=hidden // 64,
         num_key_value_heads=max(1, hidden // 192),
         max_position_embeddings=CONTEXT,
@@ -92,27 +103,45 @@ def _write_model(folder: Path, *, hidden: int, layers: int) -> int:
 
 
 @contextmanager
-def _served(folder: Path, *, parallel: int, stages: int) -> Iterator[tuple[int, Any]]:
-    """The port of the endpoint, and its plan."""
+def _served(folder: Path, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What the endpoint says: its port and its plan, or its error."""
     with ExitStack() as stack:
-        behind = [stack.enter_context(_worker("stage", str(folder), "--address=127.0.0.1")) for _ in range(stages - 1)]
+
+        def worker(*words: str) -> dict[str, Any]:
+            limited = [] if asked.memory_mb is None else stack.enter_context(_group(asked.memory_mb))
+            return stack.enter_context(_worker(limited, *words))
+
+        behind = [worker("stage", str(folder), "--address=127.0.0.1") for _ in range(asked.stages - 1)]
         places = [f"--stage=s{number}=127.0.0.1:{said['port']}" for number, said in enumerate(behind, 1)]
         engine = ["--engine=pipeline", *places] if places else []
-        said = stack.enter_context(_worker("serve", str(folder), "--name=m", f"--parallel={parallel}", *engine))
-        yield said["port"], said.get("plan")
+        yield worker("serve", str(folder), "--name=m", f"--parallel={asked.chats}", *engine)
 
 
 @contextmanager
-def _worker(*words: str) -> Iterator[dict[str, Any]]:
-    """A worker; the first line that it says."""
-    argv = [sys.executable, "-m", "gangline.worker", *words]
+def _group(memory_mb: int) -> Iterator[list[str]]:
+    """Words before a command that put it into a control group with so much memory, and nothing else of it."""
+    from tests.lab.limits import ControlGroup
+
+    group = ControlGroup(f"serving-{os.getpid()}-{time.monotonic_ns()}")
+    group.limit(memory_mb=memory_mb, cpus=None)
+    try:
+        yield ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(group.folders["memory"] / "cgroup.procs")]
+    finally:
+        group.remove()
+
+
+@contextmanager
+def _worker(limited: list[str], *words: str) -> Iterator[dict[str, Any]]:
+    """A worker; the first line that it says, or its exit code where it ends without one."""
+    argv = [*limited, sys.executable, "-m", "gangline.worker", *words]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         process.stdin.write(json.dumps({"token": TOKEN, "stage_key": TOKEN}) + "\n")
         process.stdin.flush()
-        yield json.loads(process.stdout.readline())
+        line = process.stdout.readline()
+        yield json.loads(line) if line else {"exit_code": process.wait(120)}
     finally:
         process.stdin.close()
         process.wait(120)
