@@ -113,7 +113,7 @@ def _served(folder: Path, asked: argparse.Namespace) -> Iterator[dict[str, Any]]
 
         behind = [worker("stage", str(folder), "--address=127.0.0.1") for _ in range(asked.stages - 1)]
         places = [f"--stage=s{number}=127.0.0.1:{said['port']}" for number, said in enumerate(behind, 1)]
-        engine = ["--engine=pipeline", *places] if places else []
+        engine = ["--engine=stages", *places] if places else []
         yield worker("serve", str(folder), "--name=m", f"--parallel={asked.chats}", *engine)
 
 

@@ -78,7 +78,7 @@ def with_stages(served, number):
 def contract(folder, *, engine):
     """What every engine keeps of its promises, by promise."""
     served = Served(name="m", folder=model_folder(folder), num_parallel=1, num_waiting=1)
-    opened = open_engine(engine, with_stages(served, 1) if engine == "pipeline" else served)
+    opened = open_engine(engine, with_stages(served, 1) if engine == "stages" else served)
     kept = {"models": list(opened.models)}
 
     def ask(gate=None, **changes):

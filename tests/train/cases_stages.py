@@ -29,7 +29,7 @@ def kinds_in_stages(folder, *, kind):
     served = Served(name="m", folder=path, num_parallel=3, context=100)
     prompts = ["tea", "an otter and " * 2, "x", "the sled", "cup " * 9]
     try:
-        staged = open_engine("pipeline", with_stages(served, 2))
+        staged = open_engine("stages", with_stages(served, 2))
     except GanglineError as error:
         for thread in STAGES:
             thread.join(60)
@@ -56,7 +56,7 @@ def _ask(engine, prompt):
 
 def stages_with_errors(folder):
     """The end of answers whose pass fails in a later stage, and of those after them."""
-    staged = open_engine("pipeline", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=2), 2))
+    staged = open_engine("stages", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=2), 2))
     begin, failures = staged._chain.begin, [True]
 
     def broken(slots, fresh):
@@ -76,7 +76,7 @@ def stages_with_errors(folder):
 
 def in_flight(folder):
     """The most passes that were on their way at once, with six answers over three stages."""
-    staged = open_engine("pipeline", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=6), 2))
+    staged = open_engine("stages", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=6), 2))
     most, land = [0], staged._land
 
     def counting():
@@ -104,7 +104,7 @@ def divided(facts, **words):
 
 def stage_bytes(folder):
     """Bytes of weights in each of three stages, and of the whole model."""
-    staged = open_engine("pipeline", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=2), 2))
+    staged = open_engine("stages", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=2), 2))
     plan = staged.plan
     staged.close()
     model = open_folder(Path(folder) / "deep").model

@@ -47,7 +47,7 @@ class Crew:
         self.stages = [worker("stage", folder, "--address", "127.0.0.1") for _ in range(2)]
         self.ports = [json.loads(stage.stdout.readline())["port"] for stage in self.stages]
         behind = [f"--stage=h{number}=127.0.0.1:{port}" for number, port in enumerate(self.ports, 1)]
-        self.first = worker("serve", folder, "--name", "deep", "--engine", "pipeline", "--host", "h0", *behind, *words)
+        self.first = worker("serve", folder, "--name", "deep", "--engine", "stages", "--host", "h0", *behind, *words)
         self.said = json.loads(self.first.stdout.readline())
 
     def client(self):
@@ -135,7 +135,7 @@ def test_a_stranger_who_calls_a_stage_gets_nothing_and_holds_nobody_up(deep):
                         heard += piece
                 assert len(heard) <= 32  # a number that was drawn, and no proof
         first = worker(
-            "serve", deep, "--name", "deep", "--engine", "pipeline", "--parallel", "1", f"--stage=h1=127.0.0.1:{port}"
+            "serve", deep, "--name", "deep", "--engine", "stages", "--parallel", "1", f"--stage=h1=127.0.0.1:{port}"
         )
         assert json.loads(first.stdout.readline())["kind"] == "serving"
         first.stdin.close()

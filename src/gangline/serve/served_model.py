@@ -105,7 +105,7 @@ def serve_stages(
             behind.append(stage)
         addresses = [f"--stage={stage.host.name}={stage.host.address}:{stage.await_port()}" for stage in behind]
         head = f"--host={first.host.name}"
-        words = ("serve", str(first.folder), "--engine=pipeline", head, *addresses, *options)
+        words = ("serve", str(first.folder), "--engine=stages", head, *addresses, *options)
         if first.host.transport == "local":
             _serve_here(first.host, words, on_ready, stage_key=stage_key)
         _serve_there(first.host, first.transport, words, on_ready, stage_key=stage_key)

@@ -95,11 +95,11 @@ class Served:
     num_waiting: int = 256
     """Questions that may wait beyond those."""
     host: str = "this computer"
-    """`pipeline`: the name of this host."""
+    """`stages`: the name of this host."""
     stages: tuple[StageAddress, ...] = ()
-    """`pipeline`: the stages behind this one, in their order."""
+    """`stages`: the stages behind this one, in their order."""
     key: str = ""
-    """`pipeline`: what the stages show each other that they know."""
+    """`stages`: what the stages show each other that they know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class StageAddress:
 
 ENGINES: dict[str, tuple[str, str]] = {
     "transformers": ("gangline.worker.serving.own_loop", "open_engine"),
-    "pipeline": ("gangline.worker.serving.staged_engine", "open_engine"),
+    "stages": ("gangline.worker.serving.staged_engine", "open_engine"),
 }
 """Name -> module and function that take a `Served` and return an `Engine`. The contract test takes in every row."""
 

@@ -97,7 +97,8 @@ class OwnLoop:
         self._passes, self._plan, self._alone_for = passes, plan, alone_for
         self._num_parallel, self._num_waiting = plan.num_parallel, num_waiting
         self._waiting: deque[Answer] = deque()
-        self._active: list[Answer] = []
+        self.active: list[Answer] = []
+        """Answers that are made; others wait."""
         self._changed = threading.Condition()
         self._tokenizing = threading.Lock()  # a fast tokenizer refuses to be used by two threads at once
         self._closed = False
@@ -125,10 +126,10 @@ class OwnLoop:
         with self._changed:
             if self._closed:
                 raise _closing()
-            if len(self._waiting) >= self._num_waiting + max(0, self._num_parallel - len(self._active)):
+            if len(self._waiting) >= self._num_waiting + max(0, self._num_parallel - len(self.active)):
                 raise QueueFull(
                     "too many requests wait",
-                    seen=f"{len(self._active)} are answered, {len(self._waiting)} wait",
+                    seen=f"{len(self.active)} are answered, {len(self._waiting)} wait",
                     fix="ask again later",
                 )
             self._waiting.append(answer)
@@ -176,48 +177,49 @@ class OwnLoop:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._closed or self._active or self._waiting):
+                while not (self._closed or self.active or self._waiting):
                     self._changed.wait()
                 if self._closed:
-                    for answer in (*self._active, *self._waiting):
+                    for answer in (*self.active, *self._waiting):
                         answer.give(Piece(error=_closing()))
-                    self._active, self._waiting = [], deque()
+                    self.active, self._waiting = [], deque()
                     return
-                while self._waiting and len(self._active) < self._num_parallel:
-                    self._active.append(self._waiting.popleft())
+                while self._waiting and len(self.active) < self._num_parallel:
+                    self.active.append(self._waiting.popleft())
                 self._waiting = deque(answer for answer in self._waiting if not answer.cancelled)
             self._turn()
 
     def _turn(self) -> None:
         """The next token of each answer, a part of the prompts that wait, and what has ended is taken out."""
-        self._seat()
-        going = [answer for answer in self._active if not answer.cancelled]
-        share = self._share([answer for answer in going if answer.num_fresh > 1])
-        over: set[Answer] = {answer for answer in self._active if answer.cancelled}
+        self.seat()
+        going = [answer for answer in self.active if not answer.cancelled]
+        share = self.prompt_share([answer for answer in going if answer.num_fresh > 1])
+        over: set[Answer] = {answer for answer in self.active if answer.cancelled}
         for name in dict.fromkeys(answer.question.model for answer in going):
             with _speaking(self._voices[name]):
                 mine = [each for each in going if each.question.model == name]
                 for part in ([a for a in mine if a.num_fresh == 1], [a for a in mine if a.num_fresh > 1]):
                     over.update(self._pass(part, share))
-        self._remove(over)
+        self.take_out(over)
 
-    def _seat(self) -> None:
+    def seat(self) -> None:
         """Give a slot to each answer that begins."""
-        for answer in self._active:
+        for answer in self.active:
             if answer.slot is None and not answer.cancelled:
                 answer.slot = self._passes.open()
                 answer.give(Piece(num_prompt_tokens=answer.num_prompt))
 
-    def _share(self, in_prompt: Sequence[Answer]) -> int | None:
+    def prompt_share(self, in_prompt: Sequence[Answer]) -> int | None:
         """Tokens of each prompt that a pass takes; None: all."""
         limit = self._passes.chunk_tokens
         return None if limit is None or not in_prompt else max(1, limit // len(in_prompt))
 
-    def _remove(self, over: Collection[Answer]) -> None:
+    def take_out(self, over: Collection[Answer]) -> None:
+        """Forget answers, and give their slots back."""
         for answer in over:
             if answer.slot is not None:
                 self._passes.close(answer.slot)
-        self._active = [answer for answer in self._active if answer not in over]
+        self.active = [answer for answer in self.active if answer not in over]
 
     def _pass(self, answers: list[Answer], share: int | None) -> list[Answer]:
         """Pass the next tokens of answers through the model, `share` of each at most; the answers that are over."""
@@ -233,16 +235,17 @@ class OwnLoop:
                 likeliest = logits.argmax(dim=-1).tolist()  # a GPU tells here what failed in the pass
         except Exception as error:  # out of memory, a model's own mistake: these answers fail, not all
             log.exception("answers failed")
-            return self._fail(answers, error)
-        return self._passed(answers, part, logits, likeliest)
+            return self.fail(answers, error)
+        return self.count_passed(answers, part, logits, likeliest)
 
-    def _fail(self, answers: list[Answer], error: Exception) -> list[Answer]:
+    def fail(self, answers: list[Answer], error: Exception) -> list[Answer]:
+        """End answers with an error, but for those that have ended; all of them."""
         for answer in answers:
             if not answer.over:
                 answer.give(Piece(error=_failed(error)))
         return answers
 
-    def _passed(
+    def count_passed(
         self, answers: list[Answer], part: list[list[int]], logits: torch.Tensor, likeliest: list[int]
     ) -> list[Answer]:
         """Count what went through the model, and draw where that was all; the answers that are over."""

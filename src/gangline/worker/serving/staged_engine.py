@@ -335,33 +335,33 @@ class StagedLoop(OwnLoop):
 
     def _turn(self) -> None:
         try:
-            self._seat()
-            over = {answer for answer in self._active if answer.cancelled}
+            self.seat()
+            over = {answer for answer in self.active if answer.cancelled}
             while len(self._flying) < self._chain.num_stages and (group := self._next_group()):
                 over.update(self._begin(group))
             if self._flying:
                 over.update(self._land())
             flying = {answer for answers, _ in self._flying for answer in answers}
-            self._remove(over - flying)
+            self.take_out(over - flying)
         except GanglineError as error:  # a stage has gone: there is no answer any more
-            for answer in self._active:
+            for answer in self.active:
                 answer.slot = None
-            self._active, self._flying = self._fail(self._active, error)[:0], deque()
+            self.active, self._flying = self.fail(self.active, error)[:0], deque()
 
     def _next_group(self) -> list[Answer]:
         """Answers that wait for a pass, of those that wait longest: next tokens, or parts of prompts."""
         flying = {answer for answers, _ in self._flying for answer in answers}
-        ready = [answer for answer in self._active if not (answer.cancelled or answer.over or answer in flying)]
+        ready = [answer for answer in self.active if not (answer.cancelled or answer.over or answer in flying)]
         if not ready:
             return []
         first = min(ready, key=lambda answer: answer.last_pass)
         alike = [answer for answer in ready if (answer.num_fresh > 1) == (first.num_fresh > 1)]
         alike.sort(key=lambda answer: answer.last_pass)
-        return alike[: -(-len(self._active) // self._chain.num_stages)]
+        return alike[: -(-len(self.active) // self._chain.num_stages)]
 
     def _begin(self, group: list[Answer]) -> list[Answer]:
         self._begun += 1
-        share = self._share([answer for answer in group if answer.num_fresh > 1])
+        share = self.prompt_share([answer for answer in group if answer.num_fresh > 1])
         part = [answer.next_tokens(share) for answer in group]
         for answer in group:
             answer.last_pass = self._begun
@@ -371,7 +371,7 @@ class StagedLoop(OwnLoop):
             if self._chain.broken is not None:
                 raise self._chain.broken from error
             log.exception("answers failed")
-            return self._ended(self._fail(group, error))
+            return self._ended(self.fail(group, error))
         self._flying.append((group, part))
         return []
 
@@ -386,10 +386,10 @@ class StagedLoop(OwnLoop):
                 self._flying.appendleft((answers, part))
                 raise self._chain.broken from error
             log.exception("answers failed")
-            return self._ended(self._fail(answers, error))
+            return self._ended(self.fail(answers, error))
         going = [number for number, answer in enumerate(answers) if not answer.cancelled]
         return self._ended(
-            self._passed(
+            self.count_passed(
                 [answers[number] for number in going],
                 [part[number] for number in going],
                 logits[going],
