@@ -42,6 +42,7 @@ ANSWERS = {
     "send": "provision.send:send",
     "shared": "host_facts.paths:shared",
     "stacks": "supervise.stacks:stacks_by_rank",
+    "vote": "supervise.voting:vote",
 }
 """Verbs that answer a JSON request on stdin (`gangline.agent.verbs`): `module:function`."""
 

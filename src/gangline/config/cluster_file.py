@@ -61,6 +61,7 @@ def resolve_cluster(
         shared=tuple(words.shared),
         ports=ports,
         supervisor=words.supervisor,
+        takeover=words.takeover,
         backend=_backend(words),
         slurm=slurm,
         acknowledged=tuple(words.acknowledged),

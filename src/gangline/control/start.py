@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready, discard
 from gangline.control.notify import place_addresses
-from gangline.control.supervision import RunHandle, SupervisorRecord, copy_records, hand_over, seen_from_head
+from gangline.control.supervision import (
+    RunHandle,
+    SupervisorRecord,
+    copy_records,
+    hand_over,
+    seen_from_anywhere,
+    seen_from_head,
+)
 from gangline.decide.inspect import InspectResult
 from gangline.errors import CheckpointError, GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
@@ -31,6 +38,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_if_there
 from gangline.runs.registry import read_record
 from gangline.runs.state import AttemptOutcome, ProcessId, RunState
+from gangline.supervise.lead import Deputies
 from gangline.supervise.next_attempt import REST_S
 from gangline.units import format_bytes
 
@@ -94,6 +102,7 @@ def start_attempt(
         )
     elif supervisor.unattended:
         context.console.report(f"unattended: yes, {supervisor.host} supervises the run; you can turn this computer off")
+        context.console.report(_if_lost(layout, supervisor))
     try:
         if supervisor.host is None:
             supervisor.save(layout)
@@ -109,6 +118,23 @@ def start_attempt(
         raise
 
 
+def _able(layout: RunLayout, supervisor: SupervisorRecord) -> tuple[str, ...]:
+    """The host of the supervisor and those that may take over from it; () where nobody may."""
+    job = load_if_there(layout.job, Job)
+    may = bool(supervisor.candidates) and job is not None and job.failures.restarts > 0
+    return (str(supervisor.host), *supervisor.candidates) if may else ()
+
+
+def _if_lost(layout: RunLayout, supervisor: SupervisorRecord) -> str:
+    """The line that says what becomes of the run if the host of its supervisor is lost."""
+    host, name = supervisor.host, layout.run_id
+    if _able(layout, supervisor):
+        successors = " or ".join(supervisor.candidates)
+        return f"if {host} is lost, {successors} takes the run over, as long as most of its hosts remain"
+    why = supervisor.stays or "the job ends the run at the first failure"
+    return f"if {host} is lost, the run waits for: gangline resume {name} --without {host} (by itself: no, {why})"
+
+
 def _spawn_there(
     layout: RunLayout, cluster: Cluster, number: int, supervisor: SupervisorRecord, context: Context
 ) -> None:
@@ -116,7 +142,10 @@ def _spawn_there(
     head = cluster.head
     remote, there = context.transports[head.name], host_layout(head, layout.run_id)
     seen = seen_from_head(cluster).to_json()
-    documents = {layout.cluster: seen, layout.attempt_cluster(number): seen}
+    able = _able(layout, supervisor)
+    ways = seen_from_anywhere(cluster) if able else cluster
+    deputies = Deputies(cluster=ways, candidates=able, attempt=number)
+    documents = {layout.cluster: seen, layout.attempt_cluster(number): seen, layout.deputies: deputies.to_json()}
     # the plan: not of a command of the user's own
     copied = (layout.gang(number), layout.networks(number), layout.again(number), layout.plan)
     documents |= _documents(copied)

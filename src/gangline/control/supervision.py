@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,13 +17,13 @@ from typing import Any, NoReturn
 
 from gangline.context import REAL, Context, Dependencies, Transports, reach, read_cluster
 from gangline.control.unshared_home import SUPERVISED, renew
-from gangline.errors import HostKeyRefused, HostUnreachable, RecordError, RunFailed, UsageError
+from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RecordError, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
 from gangline.provision.console import Console
 from gangline.provision.trees import host_layout
 from gangline.report.follow import View, checked_board, raise_failure
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.files import write_atomic
+from gangline.runs.files import json_object, write_atomic
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import (
     decode_record,
@@ -35,10 +36,15 @@ from gangline.runs.record_versions import (
 from gangline.runs.registry import RunRecord, find_run, read_record
 from gangline.runs.state import AttemptOutcome, ProcessId, RunState, parse_stat
 from gangline.supervise.allocation import SlurmRecord, between_allocations, has_ended, left_here
+from gangline.supervise.lead import Deposed, seen_from
 from gangline.transport.hostkeys import resolve
 from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import Transport, read_if_there
 
+HEARTBEAT = re.compile(r"heartbeat-\d{1,6}\.json")
+LEAST_HOSTS = 3
+MOST_CANDIDATES = 4
+"""Each of them is asked at the start whether it reaches all others."""
 REVIVED_S = 75.0
 """The host agent beside a dead supervisor has started another one by then: it looks once a second, and waits a minute
 at most where several have died one after the other (gangline.agent.supervise.detach)."""
@@ -61,6 +67,10 @@ class SupervisorRecord:
     """None: this computer."""
     why_not: tuple[str, ...] = ()
     """Why the supervisor is not on the head; then this computer must stay on."""
+    candidates: tuple[str, ...] = ()
+    """Hosts that may take over from it, in this order."""
+    stays: str = ""
+    """Why none of them may."""
 
     @property
     def unattended(self) -> bool:
@@ -69,7 +79,7 @@ class SupervisorRecord:
 
     def save(self, layout: RunLayout) -> None:
         """Write supervision.json."""
-        write_record(layout.supervisor_record, {"host": self.host, "why_not": list(self.why_not)})
+        write_record(layout.supervisor_record, dataclasses.asdict(self))
 
     @staticmethod
     def load(layout: RunLayout) -> SupervisorRecord:
@@ -110,7 +120,11 @@ class RunHandle:
 
         Raises HostKeyRefused where another host answers in its place.
         """
-        return between_allocations(self.layout, self._record())
+        found = self._record()
+        is_elsewhere = found.silent_host is not None or _is_deposed(found.state)
+        if is_elsewhere and (moved := self._moved()) is not None:
+            return moved.record()
+        return between_allocations(self.layout, found)
 
     def _record(self) -> RunRecord:
         if self.is_suspended:
@@ -131,6 +145,11 @@ class RunHandle:
             if last.ended:
                 return last
             return replace(last, silent=f"{self.supervisor.host}: {error.what}", silent_host=self.supervisor.host)
+
+    def _moved(self) -> RunHandle | None:
+        """The same run as another host leads it now; None: none does."""
+        found = follow_leader(self.layout, self.cluster, self.supervisor, self.transports)
+        return None if found is None else replace(self, supervisor=found[0], cluster=found[1])
 
     def _runs_there(self, remote: Transport, process: ProcessId) -> bool:
         if runs_there(remote, process):
@@ -183,6 +202,8 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
     cluster = left_here(cluster, record) if is_over else cluster
     supervisor = SupervisorRecord() if is_over else SupervisorRecord.load(layout)
     with _suspended(cluster) if is_suspended else reach(cluster, deps) as transports:
+        if supervisor.candidates and (moved := follow_leader(layout, cluster, supervisor, transports)) is not None:
+            supervisor, cluster = moved
         # an end that is written here counts: Slurm may have ended it while its supervisor saw a failure
         if is_over and cluster.head.transport == "local" and RunState.load(layout).phase in SUPERVISED:
             copy_records(layout, host_layout(cluster.head, layout.run_id), transports[cluster.head.name])
@@ -195,6 +216,62 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
             is_suspended=is_suspended,
             prepares=lambda process: deps.prepares(layout, process),
         )
+
+
+def follow_leader(
+    layout: RunLayout, cluster: Cluster, supervisor: SupervisorRecord, transports: Transports
+) -> tuple[SupervisorRecord, Cluster] | None:
+    """The host whose supervisor leads the run now, and the hosts with the current head first, where either has changed;
+    both are written down. None: nothing has, or nobody answers.
+    """
+    if not supervisor.candidates or supervisor.host is None or _has_ended_here(layout):
+        return None
+    known = _leader_as_of(layout, cluster.host(supervisor.host), transports)
+    if known is None or known[1] != supervisor.host:
+        others = [host for host in cluster.hosts if host.name != supervisor.host]
+        with ThreadPoolExecutor(max_workers=32) as pool:
+            found = [each for each in pool.map(lambda host: _leader_as_of(layout, host, transports), others) if each]
+        known = max([*found, *([known] if known else [])], default=None)
+    if known is None or known[1] not in transports:
+        return None
+    leader = known[1]
+    there = host_layout(cluster.host(leader), layout.run_id)
+    with contextlib.suppress(HostUnreachable):
+        data = read_if_there(transports[leader], there.cluster)
+        with understood(leader, f"the hosts of {layout.run_id}"):
+            names = [host.name for host in decode_record(data, there.cluster, Cluster).hosts] if data else []
+        ordered = sorted(cluster.hosts, key=lambda host: names.index(host.name) if host.name in names else len(names))
+        if leader == supervisor.host and tuple(ordered) == cluster.hosts:
+            return None
+        moved = replace(supervisor, host=leader), replace(cluster, hosts=tuple(ordered))
+        moved[0].save(layout)
+        write_record(layout.cluster, moved[1].to_json())
+        return moved
+    return None
+
+
+def _has_ended_here(layout: RunLayout) -> bool:
+    state = load_if_there(layout.state, RunState)
+    return state is None or (state.phase not in SUPERVISED and not _is_deposed(state))
+
+
+def _is_deposed(state: RunState | None) -> bool:
+    """Whether it is what a supervisor wrote last, which then gave up because another host leads the run."""
+    return state is not None and (state.error or {}).get("kind") == Deposed.__name__
+
+
+def _leader_as_of(layout: RunLayout, host: Host, transports: Transports) -> tuple[int, str] | None:
+    """The leader that a host has heard of last, and its term; None: it knows of none that still leads, or does not
+    answer.
+    """
+    folder, remote = host_layout(host, layout.run_id).lead / host.name, transports[host.name]
+    with contextlib.suppress(GanglineError, OSError, *NONSENSE):
+        names = remote.names(folder)
+        terms = [int(name[10:-5]) for name in names if HEARTBEAT.fullmatch(name)]
+        if terms and f"deposed-{max(terms)}.json" not in names:
+            said = json_object(read_if_there(remote, folder / f"heartbeat-{max(terms)}.json") or b"{}") or {}
+            return max(terms), str(said.get("leader"))
+    return None
 
 
 @contextlib.contextmanager
@@ -332,7 +409,39 @@ def choose_supervisor_host(cluster: Cluster, context: Context) -> SupervisorReco
         )
     if reasons:
         return SupervisorRecord(why_not=(f"{head.name} says: {'; '.join(reasons)}",))
-    return SupervisorRecord(host=head.name)
+    candidates, stays = _candidates(cluster, context)
+    return SupervisorRecord(host=head.name, candidates=candidates, stays=stays)
+
+
+def _candidates(cluster: Cluster, context: Context) -> tuple[tuple[str, ...], str]:
+    """Hosts that could take over from the supervisor on the head; where there are none, why."""
+    if cluster.takeover == "none":
+        return (), "the cluster file says `takeover: none`"
+    if cluster.backend != "direct":
+        return (), f"that is not available with `backend: {cluster.backend}`"
+    if len(cluster.hosts) < LEAST_HOSTS:
+        return (), f"that takes a majority of at least {LEAST_HOSTS} hosts"
+
+    def reasons_of(host: Host) -> list[str]:
+        first = (host, *(each for each in cluster.hosts if each is not host))
+        try:
+            return context.deps.cannot_supervise(
+                seen_from(seen_from_anywhere(replace(cluster, hosts=first)), host.name),
+                context.transports[host.name],
+            )
+        except (GanglineError, OSError) as error:
+            return [str(error).splitlines()[0]]
+
+    others = cluster.hosts[1:][:MOST_CANDIDATES]
+    with ThreadPoolExecutor(max_workers=MOST_CANDIDATES) as pool:
+        found = dict(zip([host.name for host in others], pool.map(reasons_of, others), strict=True))
+    able = tuple(name for name, reasons in found.items() if not reasons)
+    return able, "" if able else "; ".join(f"{name} says: {reasons[0]}" for name, reasons in found.items())
+
+
+def seen_from_anywhere(cluster: Cluster) -> Cluster:
+    """The same cluster as every one of its hosts reaches the others: by user, address and port."""
+    return dataclasses.replace(cluster, hosts=tuple(map(_from_elsewhere, cluster.hosts)))
 
 
 def _why_not(cluster: Cluster, context: Context) -> list[str]:

@@ -79,9 +79,10 @@ class WarmPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorCommand:
-    """The command with which a host agent restarts the supervisor on its host."""
+    """The command with which a host agent restarts the supervisor on its host, or starts a deputy there."""
 
     argv: tuple[str, ...]
+    """Of a deputy without its Python, which is the one that runs the host agent."""
     env: dict[str, str]
     """On top of the host agent's own."""
     folder: str
@@ -131,6 +132,10 @@ class HostRequest:
     """None: all processes end with the attempt."""
     supervisor: SupervisorCommand | None = None
     """None: the supervisor runs on another host."""
+    deputy: SupervisorCommand | None = None
+    """Asks for the votes of the other hosts once the supervisor is silent; None: this host cannot lead."""
+    led: bool = False
+    """Its supervisor leads by a vote of the hosts; a host starts nothing for one whose term is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,13 @@
     outcome.json                                                        how the attempt ended (controller)
     times.json                                                          where the time of every rank went (controller)
   comparison.json                                                       the plan beside what came of it (controller)
+  deputies.json                                                         hosts that may take over from it (supervisor)
+  lead/<host>/promise.json  lead/<host>/heard.json                      for whom this host has voted, when it last heard
+                                                                        the leader
+  lead/<host>/heartbeat-<term>.json  membership-<term>-<n>.json         by the leader: that it lives, who has a voice
+  lead/<host>/records-<term>-<n>.json  deputy.log                       by the leader: what a successor needs; what a
+                                                                        candidate has said
+  lead/<host>/deposed-<term>.json                                       it led in that term, and has given up
   slurm.json  slurm.sbatch  slurm-<job>.log                             the job of Slurm that it is (controller)
   order.json  leave.json                                                what the user ordered of it (controller)
   prepare.lock  supervisor.lock                                         who looks after it (controller)
@@ -160,6 +167,10 @@ class RunLayout:
     """The user's own command, of a run that is no job."""
     supervisor_record = RunFile("supervision.json")
     """The host whose supervisor looks after the run."""
+    deputies = RunFile("deputies.json")
+    """The hosts that may take over the run from its supervisor, and how they reach each other."""
+    lead = RunFile("lead")
+    """What a host with a voice knows of the leader of the run (gangline.agent.supervise.voting)."""
     slurm = RunFile("slurm.json")
     """The job of Slurm that the run is."""
     trial = RunFile("trial.json")

@@ -14,8 +14,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +26,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState, write_order
 from gangline.supervise.attempts import Attempts
 from gangline.supervise.gang_control import PollIntervals, SupervisedRun
+from gangline.supervise.lead import Lead, leading
 from gangline.supervise.lock import supervisor_lock
 from gangline.supervise.messages import Courier
 from gangline.supervise.own_session import fork_again, write_to
@@ -47,7 +48,7 @@ def main() -> int:
     layout = RunLayout.of(words.run_folder)
     if words.detach:
         return _detach(layout, words.attempt)
-    return _supervise(layout, words.attempt, secrets={}, ready=None)
+    return supervise(layout, words.attempt, secrets={})
 
 
 def _detach(layout: RunLayout, attempt: int) -> int:
@@ -85,7 +86,7 @@ def _as_step() -> int:
 
     write_to(layout.supervisor_log(attempt))
     signal.signal(signal.SIGTERM, end)
-    return _supervise(layout, attempt, secrets=secrets, ready=said, end=b"\n")
+    return supervise(layout, attempt, secrets=secrets, ready=said, end=b"\n")
 
 
 def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: int) -> NoReturn:
@@ -93,7 +94,7 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
     code = 1
     try:
         write_to(layout.supervisor_log(attempt))
-        code = _supervise(layout, attempt, secrets=secrets, ready=ready)
+        code = supervise(layout, attempt, secrets=secrets, ready=ready)
     except BaseException:
         logging.getLogger(__name__).exception("the supervisor failed")
         raise
@@ -102,18 +103,32 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
         os._exit(code)
 
 
-def _supervise(
-    layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], ready: int | None, end: bytes = b""
+def supervise(
+    layout: RunLayout,
+    attempt: int,
+    *,
+    secrets: Mapping[str, str],
+    ready: int | None = None,
+    end: bytes = b"",
+    won: tuple[Lead, Callable[[], None]] | None = None,
 ) -> int:
+    """Supervise the run from this attempt on, to its end; the exit code.
+
+    secrets: more environment of the ranks. ready: the descriptor that is told, with `end`, how the start went. won: the
+    lead of a deputy, and what touches the lock that it holds; None: both have to be won.
+    """
     try:
-        with supervisor_lock(layout, timeout_s=PollIntervals().lock_s) as beat:
+        lock = supervisor_lock(layout, timeout_s=PollIntervals().lock_s) if won is None else nullcontext(won[1])
+        with lock as beat:
             courier = Courier(layout)
-            attempts = Attempts(SupervisedRun(layout=layout, beat=beat, deliver=courier.deliver), attempt)
-            attempts.begin(secrets)
-            _say(ready, STARTED, end)
-            ready = None
-            courier.start()
-            outcome = attempts.watch()
+            with leading(layout, attempt, won[0] if won is not None else None) as lead:
+                run = SupervisedRun(layout=layout, beat=beat, deliver=courier.deliver, lead=lead)
+                attempts = Attempts(run, attempt)
+                attempts.begin(secrets)
+                _say(ready, STARTED, end)
+                ready = None
+                courier.start()
+                outcome = attempts.watch()
         courier.finish()
     except GanglineError as error:
         _say(ready, {"error": error.to_json()}, end)

@@ -185,6 +185,8 @@ class Attempts:
         self._lost.lose(self._base.away if self._base else ())
         self._secrets: Mapping[str, str] = {}
         self._recovery: Recovery | None = None
+        self._ended: Ended | None = None
+        """The end of the attempt, where it had ended before; it is not looked for again."""
         self._current = Supervisor(self._run, attempt, reason_to_yield=self._reason_to_yield)
         if self._can_stand_by():
             self._standbys = Standbys(Steps(begin=self._begin_standby, look=self._look_at, end=self._end_standby))
@@ -194,13 +196,21 @@ class Attempts:
         self._secrets = dict(secrets or {})
         if _has_ended(self._layout, self._current.attempt):
             self._current.followed.take_for_joined()
-        else:
+            if self._run.lead is not None:
+                self._ended = self._current.ended_before(self._lost.hosts)
+        elif self._may_begin(self._current.attempt, self._current.request.names):
             self._current.begin(secrets)
+        else:
+            raise RunFailed(
+                f"attempt {self._current.attempt} of {self._layout.run_id} does not begin",
+                seen="most of its hosts do not confirm who leads the run",
+                fix="look at these hosts: gangline check; then: gangline resume",
+            )
 
     def watch(self) -> AttemptOutcome:
         """Supervise the run until it has ended."""
         while True:
-            ended = self._current.supervise_again()
+            ended, self._ended = self._ended or self._current.supervise_again(), None
             why = self._go_on(ended)
             if why is not None:
                 ended = self._ended_by_user(self._current.ended or ended)
@@ -256,6 +266,8 @@ class Attempts:
         """Prepare and start the next attempt; the reason if there is none. Raises GanglineError where a host fails."""
         current = self._current
         current.records.set_phase("restarting")
+        if self._run.lead is not None and not self._run.lead.await_hold(self._is_ordered):
+            return ""
         chosen = self._wait_for_hosts(base, ended)
         if not chosen.hosts:
             return "no host answers any more" if self._failures.without else "it cannot continue without a host"
@@ -277,8 +289,11 @@ class Attempts:
             backend=self._run.backend(base.cluster.backend),
         )
         kept = move_head(self._layout, places, before=current.request.names[0], now=request.names[0])
+        may_begin = self._may_begin(current.attempt + 1, request.names)
         if self._is_ordered():
             return ""
+        if not may_begin:  # fewer hosts answer than a moment ago
+            return self._next(base, ended)
         self._reach("prepared")
         current.gang.on(set(current.request.names) - set(request.names)).end_resting()  # these hosts have left the run
         self._report_restart(ended, chosen, step=choice.step, kept=kept, way=way)
@@ -293,6 +308,19 @@ class Attempts:
         self._current.start(self._secrets)
         self._reach("started")
         return None
+
+    def _may_begin(self, attempt: int, hosts: Sequence[str]) -> bool:
+        """Whether an attempt on these hosts may begin: where others could take over, a majority has its records."""
+        lead = self._run.lead
+        if lead is None:
+            return True
+        state = RunState.load(self._layout)
+        if state.attempt != attempt:
+            dataclasses.replace(state, attempt=attempt).save(self._layout)
+        if not lead.commit(hosts, self._is_ordered):
+            return False
+        lead.raise_epoch()
+        return True
 
     def _with_less_memory(self, base: Base, ended: Ended) -> tuple[Base, str]:
         """The base after an out-of-memory error, if the job allows that, and words for what ranks do otherwise.
@@ -360,7 +388,7 @@ class Attempts:
 
     def _silent(self, ended: Ended, *, passed_s: float) -> dict[str, float]:
         """Hosts of the run that do not answer now, and for how long."""
-        statuses = self._current.gang.poll()
+        statuses = self._current.gang.on(set(self._current.request.names) - self._lost.hosts).poll()
         now = [status.host for status in statuses if status.phase == "unreachable"]
         others = set(self._base.gang.hosts if self._base else ()) - self._left - {*now, *self._lost.hosts}
         away = self._lost.hosts - set(self._to_join()) if others else self._lost.silent
@@ -369,6 +397,7 @@ class Attempts:
 
     def _is_ordered(self) -> bool:
         """Whether the user has ordered the run to end while no attempt runs."""
+        self._run.beat()
         return read_order(self._layout, attempt=self._current.attempt) is not None
 
     def _pause(self, seconds: float) -> None:

@@ -249,7 +249,8 @@ def _answer(result: CommandResult) -> dict[str, Any]:
 def ask_supervisor_host(layout: RunLayout, remote: Transport, verb: str, *words: str) -> dict[str, Any]:
     """Run a verb of gangline.supervise.control on the supervisor's host; raises HostUnreachable, RunFailed."""
     with understood(remote.host, f"the hosts of {layout.run_id}"):
-        head = _cluster_there(layout, remote).head
+        cluster = _cluster_there(layout, remote)
+        head = next((host for host in cluster.hosts if host.transport == "local"), cluster.head)
     command = (AGENT, "python", "-m", "gangline.supervise.control", verb, str(layout.folder), *words)
     result = _run(remote, command, head)
     said = _last_words(result)

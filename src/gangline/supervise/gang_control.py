@@ -13,6 +13,7 @@ from gangline.launch.poll import PATIENCE_S
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import AttemptOutcome
+from gangline.supervise.lead import Lead
 from gangline.supervise.liveness import DOUBT_S, NOTICE_S, STALL_S
 from gangline.supervise.startup import StartLimits
 from gangline.transport.connect import connect_all
@@ -116,6 +117,8 @@ class SupervisedRun:
     """Reports that the supervisor works; called often."""
     deliver: Callable[[], None] = lambda: None
     """Waits a while for messages about what is written so far; called before the state says that the run has ended."""
+    lead: Lead | None = None
+    """None: no other host could take over the run."""
 
     @contextmanager
     def attempt(self, request: LaunchRequest, *, epoch: int) -> Iterator[GangControl]:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +38,7 @@ from gangline.supervise.cause import (
 from gangline.supervise.clean import end_earlier
 from gangline.supervise.gang_control import GangControl, SupervisedRun, with_leftovers
 from gangline.supervise.gang_view import GangView, Statuses
+from gangline.supervise.lead import Lead
 from gangline.supervise.liveness import EpochClaims
 from gangline.supervise.lost_hosts import Partition, find_partition
 from gangline.transport.transport import Transport, read_if_there
@@ -117,6 +118,24 @@ def with_restart(request: LaunchRequest, cluster: Cluster, layout: RunLayout) ->
     )
     hosts = [dataclasses.replace(part, supervisor=words) if part.host == here else part for part in request.hosts]
     return dataclasses.replace(request, hosts=tuple(hosts))
+
+
+def with_deputies(request: LaunchRequest, cluster: Cluster, lead: Lead) -> LaunchRequest:
+    """The same request, in which the host agents of hosts that can lead get the command that does."""
+    parts = []
+    for part in request.hosts:
+        host, folder = cluster.host(part.host), str(PurePath(part.rank_files).parents[1])
+        own = {} if host.code is None else {"PYTHONPATH": host.code, "GANGLINE_OWN_PATH": host.code}
+        words = SupervisorCommand(
+            argv=("-m", "gangline.supervise.deputy", folder, part.host), env={**NO_SSH_AGENT, **own}, folder=folder
+        )
+        can_lead = part.host in lead.deputies.candidates and part.host != lead.own
+        parts.append(dataclasses.replace(part, led=True, deputy=words if can_lead else None))
+    return dataclasses.replace(request, hosts=tuple(parts))
+
+
+NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
+"""An ssh agent that is forwarded with our connection ends with it: a host that leads must work without one."""
 
 
 # Commit checkpoints: once every host of the attempt has its part, place the record on every host.
@@ -316,6 +335,8 @@ class Supervisor:
                 if status.phase == "unreachable":
                     raise HostUnreachable(f"{status.host} does not answer", seen=status.why, fix="nothing was started")
             request = with_restart(self.request, self._cluster, self._layout)
+            if self._run.lead is not None:
+                request = with_deputies(request, self._cluster, self._run.lead)
             self.gang.backend.start(request, self._transports, epoch=self.epoch, secrets=secrets)
         except GanglineError as error:
             self._conclude("failed", error.to_json(), left=self._clean_up(self.gang.poll()))
@@ -361,6 +382,11 @@ class Supervisor:
         self._deliver()
         self.records.set_phase(outcome.result, error=outcome.error)
 
+    def ended_before(self, away: Collection[str]) -> Ended:
+        """Its end as it is written down, by an earlier supervisor. away: hosts that did not answer then."""
+        outcome = load_record(self._layout.outcome(self.attempt), AttemptOutcome)
+        return Ended(outcome=outcome, joined=True, silent_s=dict.fromkeys(away, float("inf")))
+
     def _look_once(self) -> Ended | None:
         """Poll the hosts and react; the end of the attempt, once it has ended."""
         statuses = self.gang.poll()
@@ -378,6 +404,8 @@ class Supervisor:
         return self._judge(statuses, left)
 
     def _require_charge(self, statuses: Statuses) -> None:
+        if self._run.lead is not None:
+            self._run.lead.check()
         self.records.require_charge(RunState.load(self._layout).epoch)
         for event, details in self._claims.note(statuses, epoch=self.epoch):
             self.records.event(event, **details)
@@ -439,7 +467,7 @@ class Supervisor:
         """The error that ends the gang though no rank has failed; None: there is none."""
         if self._orders.given is not None:
             return None
-        late = self.followed.start.failure()
+        late = self.followed.start.failure() or (self._run.lead.failure() if self._run.lead is not None else None)
         return late or (None if any(map(_has_failed, statuses)) else self.followed.failure())
 
     def _order_after_failure(self) -> AgentOrder:

@@ -161,18 +161,9 @@ class Revive:
         self._started_at = now
         self._complain("the supervisor is gone; starting it again")
         try:
-            self._start(self._supervisor)
+            start_detached(self._supervisor, json.dumps({"secrets": self._secrets}).encode())
         except OSError as error:
             self._complain("the supervisor cannot be started: {}".format(error))
-
-    def _start(self, words: Mapping[str, Any]) -> None:
-        """It is no descendant of this host agent, which ends all its descendants before it leaves."""
-        reader, writer = os.pipe()
-        with _no_subreaper():
-            _orphan(lambda: _become(words, reader))
-        os.close(reader)
-        with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb") as stream:
-            stream.write(json.dumps({"secrets": self._secrets}).encode())
 
     def _has_supervisor(self) -> bool:
         assert self._supervisor is not None
@@ -191,6 +182,19 @@ class Revive:
     def _goes_on(self) -> bool:
         assert self._supervisor is not None
         return read_record(Path(self._supervisor["folder"]) / STATE).get("phase") in GOES_ON
+
+
+def start_detached(words: Mapping[str, Any], stdin: bytes) -> None:
+    """Start a command that is no descendant of this host agent, which ends all its descendants before it leaves.
+
+    words: its "argv", and "env" on top of our own.
+    """
+    reader, writer = os.pipe()
+    with _no_subreaper():
+        _orphan(lambda: _become(words, reader))
+    os.close(reader)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb") as stream:
+        stream.write(stdin)
 
 
 def _become(words: Mapping[str, Any], stdin: int) -> None:

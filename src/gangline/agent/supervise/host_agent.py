@@ -40,6 +40,7 @@ from gangline.agent.supervise.leases import TAG, Leases, forget
 from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.part import HostPart
 from gangline.agent.supervise.sampler import start_sampler
+from gangline.agent.supervise.voting import Deputise, require_charge
 from gangline.agent.supervise.warm_pool import PreforkedProcesses, has_warm_pool
 from gangline.agent.verbs import VerbFailed, answer
 
@@ -181,7 +182,7 @@ class HostAgent:
         except OSError as error:
             raise VerbFailed("the gangline agent did not start", str(error)) from error
         self._secrets = secrets
-        self._revive = self._reviver()
+        self._guard_supervisor()
         command = processes.find(start(self.part.request, secrets=secrets, descriptors=self._leases.descriptors))
         assert command is not None
         self.command = command
@@ -239,9 +240,12 @@ class HostAgent:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + SUPERVISOR_S
             self._revive.look()
+            self._deputise.look()
 
-    def _reviver(self) -> Revive:
-        return Revive(self.part.request.get("supervisor"), secrets=self._secrets, complain=_log)
+    def _guard_supervisor(self) -> None:
+        request = self.part.request
+        self._revive = Revive(request.get("supervisor"), secrets=self._secrets, complain=_log)
+        self._deputise = Deputise(request, secrets=self._secrets, complain=_log)
 
     def _follow(self) -> None:
         """Until the command has ended, everything is to be killed, or nothing but prefork processes is left."""
@@ -341,7 +345,7 @@ class HostAgent:
         self.part = HostPart(
             request, epoch=epoch, pool=self._pool, kills=self._kills, complain=_log, console_of=self._console
         )
-        self._revive = self._reviver()
+        self._guard_supervisor()
         self._stand()
         os.close(lock)  # agent.json says the same from now on; one more for every attempt would be too many in the end
         self._pool.give(request)
@@ -390,6 +394,7 @@ def stand_by(asked: Dict[str, Any]) -> Dict[str, Any]:
 def begin(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Have the host agent of a request run; raises VerbFailed."""
     request = asked["request"]
+    require_charge(request, int(asked.get("epoch", 0)))
     if not warm_pool.hand_over(request, epoch=int(asked.get("epoch", 0))):
         detach(Path(request["folder"]), lambda ready: run(asked, ready))
     return {"kind": "result"}
