@@ -31,7 +31,8 @@ def trained(lab, model):
     user.brings(model, job=job)
     user.types("init", *(host.name for host in made.hosts), "--yes")
     text = user.desk.read("cluster.yaml").decode()
-    user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text))
+    text = re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text)
+    user.desk.write("cluster.yaml", f"{text}\ntakeover: auto\n")
     started = user.types("train", "job.yaml", "--detach")
     assert "if h0 is lost, h1 or h2 takes the run over" in started.stderr
     run = started.stdout.strip()

@@ -230,7 +230,7 @@ class ClusterWords(Section):
     supervisor: Literal["auto", "head", "here"] = "auto"
     """Where the supervisor of a run lives: on the head, or on this computer. `auto`: on the head, if it
     reaches the other hosts by ssh."""
-    takeover: Literal["auto", "none"] = "auto"
+    takeover: Literal["auto", "none"] = "none"
     """Whether the other hosts go on by themselves with a run whose supervisor is lost with the head. `auto`: if there
     are three hosts or more, and they reach each other by ssh; most of them have to remain."""
     backend: Annotated[Name, Field(examples=["direct", "mpirun"])] | None = None

@@ -416,7 +416,7 @@ def choose_supervisor_host(cluster: Cluster, context: Context) -> SupervisorReco
 def _candidates(cluster: Cluster, context: Context) -> tuple[tuple[str, ...], str]:
     """Hosts that could take over from the supervisor on the head; where there are none, why."""
     if cluster.takeover == "none":
-        return (), "the cluster file says `takeover: none`"
+        return (), "the cluster file does not say `takeover: auto`"
     if cluster.backend != "direct":
         return (), f"that is not available with `backend: {cluster.backend}`"
     if len(cluster.hosts) < LEAST_HOSTS:

@@ -109,7 +109,9 @@ def known_deputies(layout: RunLayout, own: str) -> Deputies:
     found = newest(layout.lead / own, "records")
     if found is None:
         raise RunFailed(f"{layout.run_id} cannot be led from here", seen="its leader has sent no records")
-    return decode_record(files_of(read_regular(found), layout)["deputies.json"].encode(), layout.deputies, Deputies)
+    return decode_record(
+        files_of(read_regular(found), layout)[layout.deputies.name].encode(), layout.deputies, Deputies
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

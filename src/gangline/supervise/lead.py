@@ -98,7 +98,6 @@ def seen_from(cluster: Cluster, own: str, ways: Cluster | None = None) -> Cluste
 # The records that a successor needs, in one sealed document.
 
 
-RUN_FILES = ("state.json", "cluster.json", "plan.json", "deputies.json", "events.jsonl", "order.json", "leave.json")
 ATTEMPT_FILES = ("request", "gang", "networks", "base", "again", "outcome", "cluster", "standby")
 
 
@@ -121,7 +120,7 @@ class SealedRecords:
             seen = [(str(path), stat.st_mtime_ns, stat.st_size) for path in paths if (stat := _stat(path)) is not None]
             if seen != self._seen:
                 self._files = {str(path.relative_to(self._layout.folder)): _text(path) for path in paths}
-                self._files["state.json"] = state
+                self._files[self._layout.state.name] = state
                 self._seen, self.number = seen, self.number + 1
             return self.number
 
@@ -132,10 +131,11 @@ class SealedRecords:
             return self.number, encode_record(words, path)
 
     def _paths(self) -> list[Path]:
-        folder = self._layout.folder
-        attempts = sorted((folder / "attempts").glob("*/*.json"))
+        layout = self._layout
+        attempts = sorted((layout.folder / "attempts").glob("*/*.json"))
         mine = [path for path in attempts if path.stem in ATTEMPT_FILES and path.parent.name.isdecimal()]
-        return [path for path in (*(folder / name for name in RUN_FILES), *mine) if path.is_file()]
+        of_run = (layout.state, layout.cluster, layout.plan, layout.deputies, layout.events, layout.order, layout.leave)
+        return [path for path in (*of_run, *mine) if path.is_file()]
 
 
 def files_of(data: bytes, layout: RunLayout) -> dict[str, str]:
@@ -158,7 +158,7 @@ def unpack(data: bytes, layout: RunLayout, deputies: Deputies, *, own: str) -> N
         if ".." in PurePath(name).parts or PurePath(name).is_absolute():
             continue
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.name == "cluster.json":
+        if path.name == layout.cluster.name:
             cluster = build(Cluster, known_part(Cluster, json_object(text.encode()) or {}))
             write_record(path, seen_from(cluster, own, deputies.cluster).to_json())
         else:

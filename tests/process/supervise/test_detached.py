@@ -628,7 +628,7 @@ def test_a_supervisor_that_breaks_says_so(make, monkeypatch):
     monkeypatch.setattr(program, "Attempts", broken)
     reader, writer = os.pipe()
     with pytest.raises(LookupError, match="no such row"):
-        program._supervise(lab.layout, 1, secrets={}, ready=writer)
+        program.supervise(lab.layout, 1, secrets={}, ready=writer)
     with os.fdopen(reader) as said:
         error = json.load(said)["error"]
     assert error["what"] == "LookupError: no such row"
@@ -645,7 +645,7 @@ def test_a_full_disk_of_the_head_is_no_bug_and_is_named(make, monkeypatch, path,
     monkeypatch.setattr(program, "supervisor_lock", lock)
     reader, writer = os.pipe()
     with pytest.raises(OSError, match="No space"):
-        program._supervise(lab.layout, 1, secrets={}, ready=writer)
+        program.supervise(lab.layout, 1, secrets={}, ready=writer)
     with os.fdopen(reader) as said:
         error = json.load(said)["error"]
     assert words in error["what"]
