@@ -239,12 +239,19 @@ class Lead:
             tried.take(self._ask(tried.membership, request, quiet))
         if not self.is_afresh:
             self.membership = tried.membership
-        if tried.term is not None:
+        if tried.term is not None and not self._is_behind(tried):
             with self._lock:
                 self.term, self.membership = tried.term, tried.membership
                 self._has, self._hold, self._contested, self.is_afresh = {}, Hold(), 0, False
             log.info("%s: %s leads in term %d", self.layout.run_id, self.own, tried.term)
         return tried
+
+    def _is_behind(self, tried: Campaign) -> bool:
+        """Whether another host has led since this one did: what it wrote counts, and not the records of this one.
+
+        Before an attempt begins a majority has its records; so one of those that have voted for this host has them.
+        """
+        return bool(self.term) and tried.newest[0][0] > self.term
 
     def _ask(
         self, membership: Membership, request: Mapping[str, Any], quiet: Collection[str]
@@ -315,7 +322,7 @@ class Lead:
         while not self._closed.is_set():
             if host in self._told:
                 try:
-                    self._tell_once(host)
+                    self.tell(host)
                 except (GanglineError, OSError, ValueError) as error:
                     log.debug("%s does not hear the leader: %s", host, error)
             self._wake[host].wait(HEARTBEAT_S)
@@ -326,7 +333,8 @@ class Lead:
         for event in list(self._wake.values()):
             event.set()
 
-    def _tell_once(self, host: str) -> None:
+    def tell(self, host: str) -> None:
+        """Tell one host once that the leader lives, and give it what it lacks; the errors of its transport."""
         folder, remote = self._folder(host) / "lead" / host, self.transports[host]
         with self._lock:
             term, membership, over = self.term, self.membership, self._over
@@ -378,14 +386,28 @@ class Lead:
             return
         self._contested_at = self._clock()
         tried = self.campaign()
+        if tried.leader is not None or (tried.term is not None and self._is_behind(tried)):
+            raise self._deposed(tried, seen=f"it was elected in term {self._contested}")
         if tried.term is not None:
             append_event(self.layout.events, "leads", source="supervisor", host=self.own, term=tried.term)
-        elif tried.leader is not None:
-            raise Deposed(
-                f"{tried.leader} leads {self.layout.run_id} now",
-                seen=f"it was elected in term {self._contested}, while {self.own} did not reach most of the hosts",
-                fix=f"nothing to do here; follow the run: gangline attach {self.layout.run_id}",
-            )
+
+    def give_way(self, epoch: int) -> Deposed:
+        """The error for a supervisor with a higher epoch, of which most of its hosts have told."""
+        return self._deposed(self.campaign_for_nothing(), seen=f"its orders have epoch {epoch}")
+
+    def campaign_for_nothing(self) -> Campaign:
+        """A trial, which says who leads."""
+        tried = Campaign(self.membership, self.own)
+        assert tried.request is not None
+        tried.take(self._ask(tried.membership, tried.request, ()))
+        return tried
+
+    def _deposed(self, tried: Campaign, *, seen: str) -> Deposed:
+        return Deposed(
+            f"{tried.leader or 'another host'} leads {self.layout.run_id} now",
+            seen=f"{seen}, while {self.own} did not reach most of the hosts",
+            fix=f"nothing to do here; follow the run: gangline attach {self.layout.run_id}",
+        )
 
     def failure(self) -> GanglineError | None:
         """Why ranks are to end: this host has not reached most of the others for long."""
@@ -532,8 +554,9 @@ def leading(layout: RunLayout, attempt: int, lead: Lead | None) -> Iterator[Lead
         raise
     except Superseded:
         raise
-    except GanglineError:  # the run has ended, and its state says so
-        lead.end()
+    except GanglineError:  # the run has ended, and its state says so; or nobody elected this host
+        if lead.term:
+            lead.end()
         raise
     finally:
         lead.close()

@@ -393,7 +393,8 @@ class Supervisor:
         self._require_charge(statuses)
         self._follow(statuses)
         self._pass_on_order()
-        self._yield_if_asked()
+        if self._leads:
+            self._yield_if_asked()
         self._end_failed(statuses)
         self._orders.deliver(statuses)
         self._commit(statuses)
@@ -403,12 +404,20 @@ class Supervisor:
         self._commit(statuses, last=True)
         return self._judge(statuses, left)
 
+    @property
+    def _leads(self) -> bool:
+        """Whether it may command. Without a majority it ends its own attempt at most, which is never wrong."""
+        return self._run.lead is None or self._run.lead.holds
+
     def _require_charge(self, statuses: Statuses) -> None:
-        if self._run.lead is not None:
-            self._run.lead.check()
+        lead = self._run.lead
+        if lead is not None:
+            lead.check()
         self.records.require_charge(RunState.load(self._layout).epoch)
         for event, details in self._claims.note(statuses, epoch=self.epoch):
             self.records.event(event, **details)
+        if lead is not None and self._claims.believed is not None:
+            raise lead.give_way(self._claims.believed)  # nobody else ends what is left on this host
         self.records.require_charge(self._claims.believed)
 
     def _follow(self, statuses: Statuses) -> None:
@@ -484,7 +493,7 @@ class Supervisor:
         return self._pace.break_grace_s if self._rests else self._pace.failure_grace_s
 
     def _commit(self, statuses: Statuses, *, last: bool = False) -> None:
-        if any(status.phase == "unreachable" for status in statuses):
+        if not self._leads or any(status.phase == "unreachable" for status in statuses):
             return  # a commit needs all hosts, and asking a silent one takes long
         try:
             found = self._committing.finish(self._sweep) if last else [self._committing.do(self._sweep) or []]

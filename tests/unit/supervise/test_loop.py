@@ -21,6 +21,7 @@ from gangline.runs.state import AttemptOutcome, ProcessId, RunState, write_order
 from gangline.supervise.attempt_records import Superseded
 from gangline.supervise.clean import finish_all, unfinished
 from gangline.supervise.gang_control import PollIntervals, SupervisedRun
+from gangline.supervise.lead import Deposed, Deputies
 from gangline.supervise.lock import has_supervisor, is_frozen, supervisor_lock
 from gangline.supervise.startup import StartLimits
 from gangline.supervise.supervisor import Supervisor
@@ -590,6 +591,55 @@ def test_a_supervisor_that_slept_is_told_by_the_host_agents_too(make):
     with pytest.raises(Superseded):
         first.watch()
     assert lab.backend.orders == []
+
+
+class LeadAfterSleep:
+    """The lead of a supervisor that slept. holds: whether most hosts have heard it since."""
+
+    own = "pc1"
+
+    def __init__(self, lab):
+        self.deputies = Deputies(cluster=lab.cluster, candidates=("pc2",), attempt=1)
+        self.holds = False
+        self.num_checks = 0
+
+    def check(self):
+        self.num_checks += 1
+
+    def failure(self):
+        return None
+
+    def give_way(self, epoch):
+        return Deposed(f"another host leads with epoch {epoch}")
+
+
+def test_a_leader_without_a_majority_commits_nothing_and_asks_no_host_to_leave(make):
+    lab = make()
+    lead = LeadAfterSleep(lab)
+    run = lab.supervised(lead=lead, pace=PollIntervals(poll_s=0.005, notice_s=0.0))
+    supervisor = Supervisor(run, 1, reason_to_yield=lambda: "pc2 leaves, as ordered")
+    supervisor.begin()
+    supervisor.followed.take_for_joined()
+    for host, transport in lab.transports.items():
+        save_part(transport, lab.folder / host, 100, hosts=HOSTS)
+    thread = threading.Thread(target=lab.follow, args=(supervisor,), daemon=True)
+    thread.start()
+    wait_until(lambda: lead.num_checks > 5, "it has looked")
+    assert (lab.backend.orders, lab.events()) == ([], ["started"])
+    lead.holds = True
+    wait_until(lambda: {"committed", "leaving"} <= set(lab.events()), "it commands again")
+    thread.join(20)
+    assert lab.outcome.result == "stopped"
+
+
+def test_a_leader_that_hears_of_a_higher_epoch_gives_way(make):
+    """It has to end what is left on its host, and to say who leads: `Superseded` would do neither."""
+    lab = make()
+    supervisor = Supervisor(lab.supervised(lead=LeadAfterSleep(lab)), 1)
+    supervisor.begin()
+    lab.backend.announce(supervisor.request, lab.transports, epoch=2_000_001)
+    with pytest.raises(Deposed, match="another host leads with epoch 2000001"):
+        supervisor.watch()
 
 
 def test_one_host_that_lies_about_another_supervisor_is_named_and_not_obeyed(make):
