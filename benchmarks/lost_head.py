@@ -81,7 +81,7 @@ class LostHead:
         user.types("init", *(host.name for host in self.lab.hosts), "--yes")
         text = user.desk.read("cluster.yaml").decode()
         text = re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text)
-        user.desk.write("cluster.yaml", f"{text}\ntakeover: auto\n")
+        user.desk.write("cluster.yaml", f"{text}\ntakeover: votes\n")
         run = user.types("train", "job.yaml", "--detach").stdout.strip()
         user.awaits(run, lambda row: (row["step"] or 0) > 2 * EVERY, "it trains", patience_s=PATIENCE_S)
         return user, run

@@ -32,7 +32,7 @@ def trained(lab, model):
     user.types("init", *(host.name for host in made.hosts), "--yes")
     text = user.desk.read("cluster.yaml").decode()
     text = re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text)
-    user.desk.write("cluster.yaml", f"{text}\ntakeover: auto\n")
+    user.desk.write("cluster.yaml", f"{text}\ntakeover: votes\n")
     started = user.types("train", "job.yaml", "--detach")
     assert "if h0 is lost, h1 or h2 takes the run over" in started.stderr
     run = started.stdout.strip()

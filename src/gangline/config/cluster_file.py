@@ -51,6 +51,7 @@ def resolve_cluster(
     _check_workdirs(checked, hosts)
     _check_shares(checked)
     _check_backend(checked, backends)
+    _check_takeover(checked, hosts)
     ports = _ports(checked)
     for index, shared in enumerate(words.shared):
         refuse_parents(checked, ("shared", index), shared)
@@ -131,6 +132,32 @@ def _check_backend(checked: Checked[ClusterWords], backends: Table[Any] | None) 
         fix=NO_BACKENDS.get(name)
         or (f"did you mean {quote(close)}?" if close else "write one of them, or install the package that has it"),
     )
+
+
+LEAST_VOICES = 3
+"""Of two hosts neither is more than half without the other."""
+
+
+def _check_takeover(checked: Checked[ClusterWords], hosts: Sequence[Host]) -> None:
+    """What the file itself says against votes; whether the hosts log in to each other is seen at the start."""
+    words = checked.words
+    if words.takeover == "none" or checked.is_faulty("takeover") or checked.is_faulty("hosts"):
+        return
+    here = [host.name for host in hosts if host.transport == "local"]
+    missing = {
+        f"`backend: {_backend(words)}`": _backend(words) != "direct",
+        "`supervisor: here`": words.supervisor == "here",
+        f"{len(hosts)} hosts": len(hosts) < LEAST_VOICES,
+        f"{listed(here)}, which is this computer": bool(here),
+    }
+    if seen := [what for what, holds in missing.items() if holds]:
+        checked.report(
+            ("takeover",),
+            seen=f"votes, and {seen[0]}",
+            expected=f"`backend: direct`, a supervisor on the head, and at least {LEAST_VOICES} hosts that this computer "
+            "reaches by ssh",
+            fix="change that, or delete the line `takeover`: then a run waits for you if its head is lost",
+        )
 
 
 def _known(checked: Checked[ClusterWords], *keys: str) -> list[int]:

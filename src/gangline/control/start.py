@@ -102,7 +102,8 @@ def start_attempt(
         )
     elif supervisor.unattended:
         context.console.report(f"unattended: yes, {supervisor.host} supervises the run; you can turn this computer off")
-        context.console.report(_if_lost(layout, supervisor))
+        if supervisor.candidates:
+            context.console.report(_if_lost(layout, supervisor))
     try:
         if supervisor.host is None:
             supervisor.save(layout)
@@ -131,8 +132,10 @@ def _if_lost(layout: RunLayout, supervisor: SupervisorRecord) -> str:
     if _able(layout, supervisor):
         successors = " or ".join(supervisor.candidates)
         return f"if {host} is lost, {successors} takes the run over, as long as most of its hosts remain"
-    why = supervisor.stays or "the job ends the run at the first failure"
-    return f"if {host} is lost, the run waits for: gangline resume {name} --without {host} (by itself: no, {why})"
+    return (
+        f"if {host} is lost, the run waits for: gangline resume {name} --without {host} (the job ends it at the first "
+        "failure)"
+    )
 
 
 def _spawn_there(

@@ -42,7 +42,6 @@ from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import Transport, read_if_there
 
 HEARTBEAT = re.compile(r"heartbeat-\d{1,6}\.json")
-LEAST_HOSTS = 3
 MOST_CANDIDATES = 4
 """Each of them is asked at the start whether it reaches all others."""
 REVIVED_S = 75.0
@@ -68,9 +67,7 @@ class SupervisorRecord:
     why_not: tuple[str, ...] = ()
     """Why the supervisor is not on the head; then this computer must stay on."""
     candidates: tuple[str, ...] = ()
-    """Hosts that may take over from it, in this order."""
-    stays: str = ""
-    """Why none of them may."""
+    """Hosts that may take over from it, in this order; (): none may."""
 
     @property
     def unattended(self) -> bool:
@@ -401,6 +398,8 @@ def choose_supervisor_host(cluster: Cluster, context: Context) -> SupervisorReco
     if cluster.supervisor == "here":
         return SupervisorRecord(why_not=("the cluster file says `supervisor: here`",))
     reasons = _why_not(cluster, context)
+    if reasons and cluster.takeover == "votes":
+        _refuse_votes(f"{head.name} says: {'; '.join(reasons)}")
     if reasons and cluster.supervisor == "head":
         raise RunFailed(
             f"{head.name} cannot supervise the run",
@@ -409,18 +408,15 @@ def choose_supervisor_host(cluster: Cluster, context: Context) -> SupervisorReco
         )
     if reasons:
         return SupervisorRecord(why_not=(f"{head.name} says: {'; '.join(reasons)}",))
-    candidates, stays = _candidates(cluster, context)
-    return SupervisorRecord(host=head.name, candidates=candidates, stays=stays)
+    return SupervisorRecord(host=head.name, candidates=_candidates(cluster, context))
 
 
-def _candidates(cluster: Cluster, context: Context) -> tuple[tuple[str, ...], str]:
-    """Hosts that could take over from the supervisor on the head; where there are none, why."""
+def _candidates(cluster: Cluster, context: Context) -> tuple[str, ...]:
+    """Hosts that could take over from the supervisor on the head, () where that is not asked for; raises RunFailed
+    where none could.
+    """
     if cluster.takeover == "none":
-        return (), "the cluster file does not say `takeover: auto`"
-    if cluster.backend != "direct":
-        return (), f"that is not available with `backend: {cluster.backend}`"
-    if len(cluster.hosts) < LEAST_HOSTS:
-        return (), f"that takes a majority of at least {LEAST_HOSTS} hosts"
+        return ()
 
     def reasons_of(host: Host) -> list[str]:
         first = (host, *(each for each in cluster.hosts if each is not host))
@@ -435,8 +431,17 @@ def _candidates(cluster: Cluster, context: Context) -> tuple[tuple[str, ...], st
     others = cluster.hosts[1:][:MOST_CANDIDATES]
     with ThreadPoolExecutor(max_workers=MOST_CANDIDATES) as pool:
         found = dict(zip([host.name for host in others], pool.map(reasons_of, others), strict=True))
-    able = tuple(name for name, reasons in found.items() if not reasons)
-    return able, "" if able else "; ".join(f"{name} says: {reasons[0]}" for name, reasons in found.items())
+    if any(found.values()):
+        _refuse_votes("; ".join(f"{name} says: {reasons[0]}" for name, reasons in found.items() if reasons))
+    return tuple(found)
+
+
+def _refuse_votes(seen: str) -> NoReturn:
+    raise RunFailed(
+        "the hosts cannot take over from each other, as `takeover: votes` asks",
+        seen=seen,
+        fix="let every host log in to all others: gangline prepare --between-hosts; or delete the line `takeover`",
+    )
 
 
 def seen_from_anywhere(cluster: Cluster) -> Cluster:

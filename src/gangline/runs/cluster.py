@@ -206,9 +206,9 @@ class Cluster(Record):
     """First and last port that the ranks may meet on; None: any free one."""
     supervisor: Literal["auto", "head", "here"] = "auto"
     """Where the process lives that looks after a run; auto: on the head, if it reaches the other hosts by ssh."""
-    takeover: Literal["auto", "none"] = "none"
-    """Whether another host goes on with a run whose supervisor is lost with the head; auto: where most of the hosts
-    remain, and they reach each other by ssh."""
+    takeover: Literal["none", "votes"] = "none"
+    """Whether another host goes on with a run whose supervisor is lost with the head; votes: one that more than half
+    of them have elected."""
     backend: str = "direct"
     """What starts the host agents (`gangline.launch.backends`)."""
     slurm: SlurmRequest | None = None

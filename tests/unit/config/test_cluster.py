@@ -339,6 +339,27 @@ def slurm_of(tmp_path, text):
     return load_cluster(path, home=tmp_path)
 
 
+TWO = "{name: pc1, ssh: a@10.0.0.1}, {name: pc2, ssh: a@10.0.0.2}"
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (f"hosts: [{TWO}]", "2 hosts"),
+        (f"hosts: [{TWO}, localhost]", "localhost, which is this computer"),
+        (f"hosts: [{TWO}, 10.0.0.3]\nsupervisor: here", "`supervisor: here`"),
+        (f"hosts: [{TWO}, 10.0.0.3]\nbackend: mpirun", "`backend: mpirun`"),
+    ],
+)
+def test_votes_are_refused_where_no_majority_could_remain(tmp_path, words, seen):
+    with pytest.raises(SpecError, match=f"votes, and {seen}"):
+        load(tmp_path, f"{words}\ntakeover: votes\n")
+
+
+def test_three_hosts_over_ssh_may_vote(tmp_path):
+    assert load(tmp_path, f"hosts: [{TWO}, 10.0.0.3]\ntakeover: votes\n").takeover == "votes"
+
+
 def test_a_slurm_cluster_has_no_hosts_before_its_allocation(tmp_path):
     words = "slurm: {partition: gpu, nodes: 2, gpus_per_node: a100:4, time: 04:00:00, memory: 64G}\n"
     cluster = slurm_of(tmp_path, words)
