@@ -154,8 +154,8 @@ def _check_takeover(checked: Checked[ClusterWords], hosts: Sequence[Host]) -> No
         checked.report(
             ("takeover",),
             seen=f"votes, and {seen[0]}",
-            expected=f"`backend: direct`, a supervisor on the head, and at least {LEAST_VOICES} hosts that this computer "
-            "reaches by ssh",
+            expected=f"`backend: direct`, a supervisor on the head, and {LEAST_VOICES} hosts or more that this "
+            "computer reaches by ssh",
             fix="change that, or delete the line `takeover`: then a run waits for you if its head is lost",
         )
 
