@@ -71,7 +71,7 @@ def test_the_head_is_asked_and_ordered_from_afar(lab):
 def test_a_head_that_cannot_log_in_to_the_others_says_so(three):
     said = three.user.call("tests.lab.cases_launch:reasons", hosts=Gang(three).hosts())
     assert said == [
-        f"{host} lets no key of h0 in (gangline prepare --between-hosts gives the head one)" for host in ("h1", "h2")
+        f"{host} lets no key of h0 in (gangline prepare --between-hosts gives h0 one)" for host in ("h1", "h2")
     ]
 
 

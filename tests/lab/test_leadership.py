@@ -51,6 +51,9 @@ def test_the_others_go_on_without_the_head(trained):
     assert told["attempts"][0]["cause"]["what"] == "h0, which supervised the run, was not heard any more"
     assert records.take(others, run).judge() == []
     assert records.leaders == {1: {"h0"}, 2: {"h1"}}
+    history = records.files["h1"]["metrics.jsonl"].splitlines()
+    assert any('"step": 1,' in line for line in history)  # as h0 has written it
+    assert len(history) == len(set(history))
     user.types("stop", run)
     assert ranks_left(others) == []
 

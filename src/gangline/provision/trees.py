@@ -265,6 +265,13 @@ def carry_history(before: Spot, now: Spot, run_id: str) -> bool:
     return True
 
 
+def add_kept_history(head: Spot, kept: PurePath, run_id: str) -> bool:
+    """Add lines of metrics that a host has kept of other heads to those that it has as the head; False: it has none."""
+    data = _read_all(kept, head.transport)
+    _add_lines(list(dict.fromkeys(data.splitlines())), host_layout(head.host, run_id).metrics, head.transport)
+    return bool(data)
+
+
 def _lines_of_ranks(data: bytes) -> list[bytes]:
     """Whole lines but those of the supervisor, whose events stay on the controller."""
     whole, _, _torn = data.rpartition(b"\n")
@@ -285,7 +292,7 @@ def _add_lines(lines: list[bytes], target: Path, transport: Transport) -> None:
     transport.write(target, there + joint + b"\n".join(missing) + b"\n")
 
 
-def _read_all(path: Path, transport: Transport) -> bytes:
+def _read_all(path: PurePath, transport: Transport) -> bytes:
     pieces: list[bytes] = []
     try:
         while piece := transport.read(path, offset=sum(map(len, pieces))):

@@ -30,6 +30,8 @@
   lead/<host>/heartbeat-<term>.json  membership-<term>-<n>.json         by the leader: that it lives, who has a voice
   lead/<host>/records-<term>-<n>.json  deputy.log                       by the leader: what a successor needs; what a
                                                                         candidate has said
+  lead/<host>/history-<term>-<n>.json  history.jsonl  history.json      by the leader: new lines of metrics.jsonl; the
+                                                                        copy of them, and how far it goes
   lead/<host>/deposed-<term>.json                                       it led in that term, and has given up
   slurm.json  slurm.sbatch  slurm-<job>.log                             the job of Slurm that it is (controller)
   order.json  leave.json                                                what the user ordered of it (controller)

@@ -12,6 +12,7 @@ from typing import Any
 from gangline.errors import GanglineError, RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, StandbyBackend
 from gangline.launch.poll import look
+from gangline.provision.checkpoint_sources import Places
 from gangline.runs.files import full_disk
 from gangline.runs.gang import Gang
 from gangline.runs.job import FailureJob, Job
@@ -288,7 +289,7 @@ class Attempts:
             checkpoint=(places, choice),
             backend=self._run.backend(base.cluster.backend),
         )
-        kept = move_head(self._layout, places, before=current.request.names[0], now=request.names[0])
+        missing = self._move_history(places, now=request.names[0])
         may_begin = self._may_begin(current.attempt + 1, request.names)
         if self._is_ordered():
             return ""
@@ -296,7 +297,7 @@ class Attempts:
             return self._next(base, ended)
         self._reach("prepared")
         current.gang.on(set(current.request.names) - set(request.names)).end_resting()  # these hosts have left the run
-        self._report_restart(ended, chosen, step=choice.step, kept=kept, way=way)
+        self._report_restart(ended, chosen, step=choice.step, missing=missing, way=way)
         self._lost.lose(host for host in chosen.without if host not in self._left)
         if self._standbys is not None:
             self._standbys.forget(request.names)
@@ -308,6 +309,14 @@ class Attempts:
         self._current.start(self._secrets)
         self._reach("started")
         return None
+
+    def _move_history(self, places: Places, *, now: str) -> str:
+        """Have the next host of rank 0 have its history; what is missing of that."""
+        if move_head(self._layout, places, before=self._current.request.names[0], now=now):
+            return ""
+        if self._run.lead is not None and self._run.lead.restore_history(now):
+            return "curves of the previous head, and what it wrote in its last seconds"
+        return "metrics and curves of the previous head"
 
     def _may_begin(self, attempt: int, hosts: Sequence[str]) -> bool:
         """Whether an attempt on these hosts may begin: where others could take over, a majority has its records."""
@@ -350,8 +359,8 @@ class Attempts:
             EndedAttempt(error=error, began_at=began_at, reached=reached, starts=starts, shrinks=shrinks)
         )
 
-    def _report_restart(self, ended: Ended, chosen: NextHosts, *, step: int | None, kept: bool, way: str) -> None:
-        """way: what ranks do otherwise from here on."""
+    def _report_restart(self, ended: Ended, chosen: NextHosts, *, step: int | None, missing: str, way: str) -> None:
+        """missing: what there is no more of the history. way: what ranks do otherwise from here on."""
         error = ended.outcome.error or {}
         details: dict[str, Any] = {
             "next": self._current.attempt + 1,
@@ -365,8 +374,8 @@ class Attempts:
             details["micro_batch"] = self._base.micro_batch
         if way:
             details["settings"] = way
-        if not kept:
-            details["missing"] = "metrics and curves of the previous head"
+        if missing:
+            details["missing"] = missing
         self._current.records.event("restarting", **details)
 
     def _wait_for_hosts(self, base: Base, ended: Ended) -> NextHosts:

@@ -45,7 +45,7 @@ def _reason(host: Host, *, own: str) -> str | None:
         transport.home()
     except GanglineError as error:
         if NO_KEY in error.what:  # the reader is at another computer
-            return f"{host.name} lets no key of {own} in (gangline prepare --between-hosts gives the head one)"
+            return f"{host.name} lets no key of {own} in (gangline prepare --between-hosts gives {own} one)"
         seen = error.seen.splitlines()[:1]
         return " ".join([error.what, *(f"({line.rstrip('.')})" for line in seen)])
     finally:

@@ -22,7 +22,7 @@ from typing import Any
 from gangline.errors import GanglineError, RunFailed
 from gangline.launch.backend import LaunchRequest
 from gangline.launch.backends import backend
-from gangline.provision.trees import host_layout
+from gangline.provision.trees import Spot, add_kept_history, host_layout
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.decode import build, known_part
 from gangline.runs.files import json_object, write_atomic
@@ -30,8 +30,9 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import Record, encode_record, load_if_there, write_record
 from gangline.runs.state import RunState, append_event
 from gangline.supervise.attempt_records import Superseded
-from gangline.supervise.leadership import EPOCHS, HEARTBEAT_S, Campaign, Hold, Membership, with_voices
+from gangline.supervise.leadership import EPOCHS, HEARTBEAT_S, HOLD_S, Campaign, Hold, Membership, with_voices
 from gangline.transport.connect import connect_all
+from gangline.transport.ssh_options import NONSENSE
 from gangline.transport.transport import AGENT, Transport, read_if_there
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ END_S = 30.0
 ELECT_S, PATIENT_S = 20.0, 3600.0
 """How long a supervisor asks for votes: one that a person has started, and one that a host agent has started again."""
 MOST_EVENTS = 1 << 20
+MOST_HISTORY = 1 << 18
+"""Bytes of the history of rank 0 that are sent to a host at once."""
 
 
 def suspended_clock() -> float:
@@ -221,6 +224,9 @@ class Lead:
         self._threads: dict[str, threading.Thread] = {}
         self._wake: dict[str, threading.Event] = {}
         self._number = 0
+        self._historian: threading.Thread | None = None
+        self._head: str | None = None
+        """The host of rank 0; None: no attempt has begun here."""
         self._listeners = tuple(host.name for host in deputies.cluster.hosts)
         """The hosts of the attempt: each hears that the leader lives, also one without a voice."""
         path = newest(layout.lead / own, "membership")
@@ -313,6 +319,9 @@ class Lead:
                 thread = threading.Thread(target=self._tell, args=(host,), daemon=True, name=f"gangline lead {host}")
                 self._threads[host], self._wake[host] = thread, threading.Event()
                 thread.start()
+        if self._historian is None:
+            self._historian = threading.Thread(target=self._copy_history, daemon=True, name="gangline lead history")
+            self._historian.start()
 
     @property
     def _told(self) -> set[str]:
@@ -369,6 +378,46 @@ class Lead:
             with self._lock:
                 if term == self.term and int(promise.get("term", 0)) <= term:
                     self._has.setdefault(host, {})["records"] = (term, number)
+
+    def _copy_history(self) -> None:
+        """Have every host keep the lines of metrics.jsonl; beside the heartbeats, which must not wait for it."""
+        while not self._closed.wait(HEARTBEAT_S):
+            for host in self._told & self.transports.keys():
+                with contextlib.suppress(GanglineError, OSError, *NONSENSE):
+                    self.send_history(host)
+
+    def follow_head(self, host: str) -> None:
+        """Rank 0 runs there from now on."""
+        self._head = host
+
+    def send_history(self, host: str) -> None:
+        """Send one host the lines of rank 0 that it lacks; the errors of its transport. Best effort: the rest follows.
+
+        A host that has not heard this leader lately is left out: others would wait for it.
+        """
+        head, term = self._head, self.term
+        if head is None or host == head or not all(map(self._hears, (head, host))):
+            return
+        folder, remote = self._folder(host) / "lead" / host, self.transports[host]
+        has = json_object(read_if_there(remote, folder / "history.json") or b"{}") or {}
+        start = int(has.get(head, 0))
+        path = host_layout(self.deputies.cluster.host(head), self.layout.run_id).metrics
+        try:
+            data = self.transports[head].read(path, offset=start, limit=MOST_HISTORY)
+        except FileNotFoundError:
+            return
+        if whole := data[: data.rfind(b"\n") + 1]:
+            path = folder / f"history-{term}-{start}.json"
+            remote.write(path, encode_record({"head": head, "lines": whole.decode("utf-8", "surrogateescape")}, path))
+
+    def _hears(self, host: str) -> bool:
+        with self._lock:
+            return self._hold.heard_at(host) > self._clock() - HOLD_S
+
+    def restore_history(self, head: str) -> bool:
+        """Add what a new host of rank 0 has kept of the history of those before; False: it has kept none."""
+        place = Spot(host=self.deputies.cluster.host(head), transport=self.transports[head], path=PurePath())
+        return add_kept_history(place, self._folder(head) / "lead" / head / "history.jsonl", self.layout.run_id)
 
     def _confirmed(self, kind: str, version: tuple[int, int]) -> set[str]:
         with self._lock:
@@ -444,6 +493,7 @@ class Lead:
         if not self._settle(is_ordered):
             return False
         voices, self._listeners = with_voices(members, self.own), tuple(members)
+        self.follow_head(members[0])
         self.start()
         if set(voices) != set(self.membership.members):
             with self._lock:

@@ -163,11 +163,15 @@ class Hold:
         """A host has confirmed a heartbeat. sent: before it was sent."""
         self._sent[host] = max(sent, self._sent.get(host, float("-inf")))
 
+    def heard_at(self, host: str) -> float:
+        """When the last heartbeat was sent that a host has confirmed."""
+        return self._sent.get(host, float("-inf"))
+
     def until(self, membership: Membership) -> float:
         """The end of it."""
         groups = [membership.members, *([membership.before] if membership.before is not None else [])]
         return min(map(self._of, groups)) + HOLD_S
 
     def _of(self, members: Sequence[str]) -> float:
-        times = sorted((self._sent.get(host, float("-inf")) for host in set(members)), reverse=True)
+        times = sorted(map(self.heard_at, set(members)), reverse=True)
         return times[len(times) // 2]

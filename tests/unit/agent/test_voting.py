@@ -159,3 +159,27 @@ def test_a_late_write_does_not_take_the_place_of_a_newer_one(folder, clock):
         "membership-1-18.json",
         "membership-1-19.json",
     ]
+
+
+def send(folder, start, lines, *, head="h0"):
+    path = folder / "lead/h2" / f"history-1-{start}.json"
+    path.write_text(json.dumps({"head": head, "lines": lines}))
+
+
+def test_a_host_keeps_the_history_of_rank_0_once_whatever_is_sent_again(folder):
+    voice, kept = HostVoice(folder, "h2"), folder / "lead/h2/history.jsonl"
+    send(folder, 0, "one\n")
+    voice.keep_history()
+    send(folder, 0, "one\ntwo\n")  # sent before it was known that the first line is here
+    send(folder, 20, "later\n")  # what lies between has not come
+    voice.keep_history()
+    send(folder, 8, "three\n")
+    send(folder, 0, "of another host\n", head="h1")
+    voice.keep_history()
+    assert kept.read_text().splitlines() in (
+        ["one", "two", "of another host", "three"],
+        ["one", "two", "three", "of another host"],
+    )
+    positions = json.loads((folder / "lead/h2/history.json").read_text())
+    assert (positions["h0"], positions["h1"]) == (14, 16)
+    assert not list((folder / "lead/h2").glob("history-*"))

@@ -75,7 +75,9 @@ class Hosts:
         """A heartbeat, of which the host agents there take note."""
         for host in hosts or NAMES:
             lead.tell(host)
-            HostVoice(self.layouts[host].folder, host, clock=self.clock).listen()
+            voice = HostVoice(self.layouts[host].folder, host, clock=self.clock)
+            with voice.alone():
+                voice.listen()
 
 
 @pytest.fixture
@@ -150,3 +152,34 @@ def test_one_that_wins_again_after_another_one_has_led_meanwhile_does_not_go_on_
         old.check()
     assert old.term == 1
     assert read_events(hosts.layouts["h0"].events) == []
+
+
+def test_every_host_keeps_the_history_of_rank_0_and_a_new_head_has_it_without_doubles(hosts):
+    lead = hosts.elected("h0")
+    original = hosts.layouts["h0"].metrics
+    original.write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    lead.send_history("h1")
+    assert not list(hosts.layouts["h1"].lead.rglob("history*"))  # no attempt has begun
+    lead.follow_head("h0")
+    for more in ("", 'p": 3}\n'):
+        with original.open("a") as stream:
+            stream.write(more)
+        lead.send_history("h1")
+        HostVoice(hosts.layouts["h1"].folder, "h1").keep_history()
+    hosts.layouts["h1"].metrics.write_text('{"step": 2}\n')  # it was the head once
+    assert lead.restore_history("h1")
+    assert sorted(hosts.layouts["h1"].metrics.read_text().splitlines()) == [
+        '{"step": 1}',
+        '{"step": 2}',
+        '{"step": 3}',
+    ]
+    assert not lead.restore_history("h2")
+
+
+def test_nobody_waits_for_a_host_that_does_not_hear_the_leader(hosts):
+    lead = hosts.elected("h0")
+    hosts.layouts["h0"].metrics.write_text('{"step": 1}\n')
+    lead.follow_head("h0")
+    hosts.now += HOLD_S
+    hosts.transports["h1"].reachable = False  # asking it would raise
+    lead.send_history("h1")

@@ -9,6 +9,8 @@ host that has a voice:
     heartbeat-<term>.json            by the leader of that term, every HEARTBEAT_S; {"over": true} at the end of the run
     membership-<term>-<number>.json  by the same: the hosts with a voice
     records-<term>-<number>.json     by the same: the records of the run that a successor needs
+    history-<term>-<start>.json      by the same: lines of metrics.jsonl from this byte on, of the host of rank 0
+    history.jsonl, history.json      by the host itself: these lines; per host of rank 0, how many of its bytes they are
     promise.json                     by the host itself: the highest term for which it has voted, and for whom
     heard.json                       by the host itself: the last heartbeat, and when it came by this machine's clock
 
@@ -44,7 +46,7 @@ HEARD_S = 13.0
 KEPT = 3
 EPOCHS = 1_000_000
 """Epochs of one term: a supervisor raises its epoch by one with each attempt, and never gets this far."""
-NUMBERED = re.compile(r"(heartbeat|membership|records)-(\d{1,6})(?:-(\d{1,9}))?\.json")
+NUMBERED = re.compile(r"(heartbeat|membership|records|history)-(\d{1,6})(?:-(\d{1,15}))?\.json")
 
 # The rule, without files and clocks.
 
@@ -128,6 +130,21 @@ class HostVoice:
             for _, _, path in self._numbered(kind)[:-KEPT]:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+    def keep_history(self) -> None:
+        """Append what the leader has sent of the history of rank 0. Raises OSError.
+
+        A crash in between may repeat lines, which whoever uses the copy leaves out.
+        """
+        for _, start, path in self._numbered("history"):
+            sent, positions = read_record(path), read_record(self.folder / "history.json")
+            head, data = str(sent.get("head")), str(sent.get("lines", "")).encode("utf-8", "surrogateescape")
+            there = int(positions.get(head, 0))
+            if start <= there < start + len(data):
+                with (self.folder / "history.jsonl").open("ab") as stream:
+                    stream.write(data[there - start :])
+                write_record(self.folder / "history.json", {**positions, head: start + len(data)})
+            path.unlink()
 
     def listen(self) -> Optional[float]:
         """Note the newest heartbeat; seconds since it came, None where there never was one. Raises OSError."""
@@ -271,6 +288,7 @@ class Deputise:
             with self._voice.alone():
                 silent_s = self._voice.listen()
                 self._voice.prune()
+                self._voice.keep_history()
         except OSError:
             return  # a host that cannot keep a promise does not lead
         if self._words is None or silent_s is None or silent_s < WAKE_S or self._clock() < self._not_before:
