@@ -25,7 +25,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def trained(lab, model):
     """A run on three hosts, supervised by the first of them, with a step that every host has; user, lab, run."""
-    made = lab(3, binds=lab_folders(), meshed=True, disk="8g", shm="2g")
+    made = lab(3, binds=lab_folders(), disk="8g", shm="2g")
     user = NewUser(made.user)
     job = JOB.replace("every_steps: 50", "every_steps: 10").replace("steps: 400", "steps: 100000")
     user.brings(model, job=job)
@@ -33,6 +33,10 @@ def trained(lab, model):
     text = user.desk.read("cluster.yaml").decode()
     text = re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text)
     user.desk.write("cluster.yaml", f"{text}\ntakeover: votes\n")
+    refused = user.types("train", "job.yaml", "--detach", code=None)
+    assert refused.returncode != 0
+    assert "the hosts cannot take over from each other, as `takeover: votes` asks" in refused.stderr
+    user.types("prepare", "--between-hosts", "--yes")
     started = user.types("train", "job.yaml", "--detach")
     assert "if h0 is lost, h1 or h2 takes the run over" in started.stderr
     run = started.stdout.strip()

@@ -21,7 +21,7 @@ from gangline.context import REAL, Context, Dependencies, load_cluster, located,
 from gangline.control.supervision import choose_supervisor_host
 from gangline.decide.inspect import InspectOptions, inspect
 from gangline.decide.told_before import is_acknowledged
-from gangline.errors import GanglineError, HostUnreachable, UsageError
+from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.init.dependencies import REAL as REAL_INIT
 from gangline.init.dependencies import InitConsole, Scan, says_yes, scan, scan_all, trust
 from gangline.init.dependencies import show as show_keys
@@ -433,8 +433,18 @@ class _Session:
         if BETWEEN not in self.steps or head.transport == "local" or head.name not in self.readings:
             return
         cluster = located(self.cluster, context.transports)
-        placed = place_code(replace(cluster, hosts=cluster.hosts[:1]), context.transports, console=self.console).head
-        supervisor = choose_supervisor_host(replace(cluster, hosts=(placed, *cluster.hosts[1:])), context)
+        able = cluster.hosts if cluster.takeover == "votes" else cluster.hosts[:1]
+        placed = place_code(replace(cluster, hosts=able), context.transports, console=self.console).hosts
+        try:
+            supervisor = choose_supervisor_host(
+                replace(cluster, hosts=(*placed, *cluster.hosts[len(placed) :])), context
+            )
+        except RunFailed as error:  # as far as these hosts are prepared
+            self.console.report(str(error))
+            return
+        if supervisor.candidates:
+            others = " or ".join(supervisor.candidates)
+            self.console.report(f"if {supervisor.host} is lost, {others} can take a run over")
         if supervisor.why_not:
             self.console.report(f"this computer has to look after runs: {'; '.join(supervisor.why_not)}")
         else:
