@@ -40,7 +40,7 @@ def trained(lab, model):
     started = user.types("train", "job.yaml", "--detach")
     assert "if h0 is lost, h1 or h2 takes the run over" in started.stderr
     run = started.stdout.strip()
-    user.awaits(run, lambda row: (row["step"] or 0) > 25, "it trains")
+    user.awaits(run, lambda row: (row["step"] or 0) > 25, "it trains", patience_s=2 * PATIENCE_S)
     return user, made, run
 
 
