@@ -231,9 +231,8 @@ class ClusterWords(Section):
     """Where the supervisor of a run lives: on the head, or on this computer. `auto`: on the head, if it
     reaches the other hosts by ssh."""
     takeover: Literal["none", "votes"] = "none"
-    """Whether the other hosts go on by themselves with a run whose supervisor is lost with the head. `votes`: they
-    elect another one, as long as more than half of them remain. That takes three hosts or more that log in to each
-    other by ssh, none of them this computer."""
+    """Whether the others go on without a lost head. `votes`: more than half of three hosts or more elect another
+    supervisor; all log in to each other by ssh, and none is this computer."""
     backend: Annotated[Name, Field(examples=["direct", "mpirun"])] | None = None
     """What starts gangline on the hosts: `direct`, `mpirun`, `mpiexec.hydra`, `pdsh`, `ray`, `slurm`, or one of
     another package. Left out: `direct`, or `slurm` with the key `slurm`."""
