@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gangline.errors import GanglineError, HostUnreachable
+from gangline.errors import GanglineError, HostKeyRefused
 from gangline.prepare.host_side import HostSide
 from gangline.prepare.prepare_step import Asks
 from gangline.transport.transport import Transport
@@ -36,7 +36,8 @@ def restart(
 ) -> tuple[Transport, float]:
     """Restart the host and wait for a login on another start of it: that login, and the seconds it took.
 
-    fresh: a new connection. Raises GanglineError where it refuses, or is not back within 15 minutes.
+    fresh: a new connection. Raises GanglineError where it refuses, or is not back within 15 minutes, and
+    HostKeyRefused where another host answers.
     """
     before = start_of(side)
     began = clock()
@@ -49,7 +50,9 @@ def restart(
             if start_of(side.by(transport)) != before:
                 return transport, clock() - began
             seen = "it answers, and has not restarted"
-        except HostUnreachable as error:
+        except HostKeyRefused:
+            raise
+        except GanglineError as error:  # it does not answer, or ends what it has just begun to say
             seen = error.what
     raise GanglineError(
         f"{side.name} is not back after {LIMIT_S / 60:.0f} min",

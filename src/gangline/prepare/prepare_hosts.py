@@ -424,7 +424,8 @@ class _Session:
         self.console.report(f"{name} is back after {seconds:.0f} s")
         self.readings[name] = self.readings[name].with_all_of(side.read_for(steps))
         for step, plan in self.plans(host, steps).items():
-            for line in plan.remains or (f"{step} is in force",):
+            more = (f"more can be done now: gangline prepare {step} {name}",) if plan.changes else ()
+            for line in (*plan.remains, *more) or (f"{step} is in force",):
                 self.console.report(f"{name}: {line}")
 
     def report_supervisor(self, context: Context) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gangline.errors import GanglineError, HostUnreachable
+from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable
 from gangline.prepare import host_restart
 from gangline.prepare.gpu_driver import ASKS, DRIVER_STEP, LOADED, VERSIONLOCK
 from gangline.prepare.gpu_power import LIMITS, PATH, SYSTEMD
@@ -117,8 +117,8 @@ class RestartingHost:
 
     name = "pc1"
 
-    def __init__(self, away, *, restarts=True):
-        self.away, self.restarts, self.asked = away, restarts, 0
+    def __init__(self, away, *, restarts=True, error=HostUnreachable("pc1 does not answer")):  # noqa: B008
+        self.away, self.restarts, self.error, self.asked = away, restarts, error, 0
 
     def by(self, _transport):
         return self
@@ -129,7 +129,7 @@ class RestartingHost:
     def read(self, _asks):
         if self.asked and self.away:
             self.away -= 1
-            raise HostUnreachable("pc1 does not answer")
+            raise self.error
         number = 900 if self.asked and self.restarts else 7
         stat = f"1 (a name) S 0 {' '.join(['0'] * 17)} {number} 0"
         return SimpleNamespace(
@@ -147,6 +147,12 @@ def test_a_host_is_back_when_a_new_login_sees_another_start_even_with_the_same_k
     transport, seconds = restarted(host)
     assert (transport, host.asked, host.away) == ("new", 1, 0)
     assert seconds == 5.0
+
+
+def test_a_host_that_ends_in_the_middle_of_an_answer_is_waited_for_and_another_key_is_not():
+    assert restarted(RestartingHost(away=2, error=GanglineError("pc1: its agent ended")))[0] == "new"
+    with pytest.raises(HostKeyRefused):
+        restarted(RestartingHost(away=2, error=HostKeyRefused("pc1 has another key")))
 
 
 @pytest.mark.parametrize(
