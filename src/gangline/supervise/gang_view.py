@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gangline.diagnose.signatures import is_witness, last_exception
 from gangline.errors import GanglineError, RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSilence
 from gangline.launch.program import StallWatch
@@ -281,14 +282,19 @@ class Stall:
         run_id = self._run_id
         again = f"gangline resume {run_id} starts it again" if watch.can_resume else "start it again: gangline run"
         silent = f"no rank has printed anything for {format_duration(watch.after_s)}"
+        raised = None if accused else self._stalled.raised
+        host, rank = (accused[0].host, accused[0].rank) if accused else (None, None)
+        if raised is not None:
+            host, rank = raised.host, raised.row.rank
+        what = f"{silent}: {_standing(standing, accused)}" if accused else silent
         return RunFailed(
-            f"{silent}: {_standing(standing, accused)}" if accused else silent,
+            what if raised is None else f"{_said(raised)}, and {silent} since",
             seen="\n".join([*self._stalled.evidence(), *_stood(standing, accused)]),
             fix=f"gangline logs {run_id} shows what they printed, {again}; "
             "a script that is silent for longer by intent needs a longer --stall-after",
             details={
-                "host": accused[0].host if accused else None,
-                "rank": accused[0].rank if accused else None,
+                "host": host,
+                "rank": rank,
                 "stacks": [evidence_of(each, each.stack) for each in standing if each.stack is not None],
             },
         )
@@ -354,6 +360,12 @@ class _Stalled:
         if not self._printing or self._printing[-1].last - self._printing[0].last <= SAME_S:
             return []
         return [log for log in self._printing if log.last <= self._printing[0].last + SAME_S]
+
+    @property
+    def raised(self) -> _Log | None:
+        """The first rank whose last line is an error of its own: it has ended, and its process has not."""
+        found = [log for log in self._printing if last_exception([log.row.line]) and not is_witness(log.row.line)]
+        return found[0] if found else None
 
     def to_json(self) -> dict[str, Any]:
         """The details of an event."""
@@ -437,6 +449,10 @@ def _standing(standing: Sequence[RankState], accused: Sequence[RankState]) -> st
 def _stood(standing: Sequence[RankState], accused: Sequence[RankState]) -> list[str]:
     """The same as evidence, with the stacks of the first few."""
     return [_standing(standing, accused), *frames_of(accused or standing)] if standing else []
+
+
+def _said(log: _Log) -> str:
+    return f"the last line of {_printers([log])} is an error: {last_exception([log.row.line])}"
 
 
 def _printers(logs: Sequence[_Log]) -> str:

@@ -228,6 +228,27 @@ def test_a_run_that_is_only_told_of_does_not_fail(run):
     assert run.stall.failure() is None
 
 
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ({3: "[rank3]: KeyError: 'text'"}, ("pc2", 3)),
+        ({3: "[rank3]: KeyError: 'text'", 0: "[rank0]: ValueError: another"}, ("pc2", 3)),
+        ({3: "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:4711"}, (None, None)),
+        ({3: "step 41 of 100"}, (None, None)),
+    ],
+)
+def test_a_rank_whose_last_line_is_an_error_of_its_own_is_named_and_none_that_lost_it(lines, named):
+    run = Run(action="stop")
+    run.lines |= lines
+    for at in range(0, 400, 20):
+        run.print(0, 1, 2, *([3] if at < 300 else []), at=at)
+    run.until(1100)
+    error = run.stall.failure()
+    assert (error.details["host"], error.details["rank"]) == named
+    said = "the last line of rank 3 on pc2 is an error: KeyError: 'text', and no rank has printed anything"
+    assert error.what.startswith(said if named[0] else "no rank has printed anything for 10 min")
+
+
 def test_the_error_says_what_was_seen_on_every_host_and_what_to_do():
     run = Run(action="stop", can_resume=True)
     run.lines[3] = "all-reduce of step 41"
