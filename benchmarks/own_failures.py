@@ -128,7 +128,7 @@ CASES: dict[str, Expected] = {
 class OwnWorld:
     """A home of gangline, a cluster and a project on this computer."""
 
-    def __init__(self, folder: Path, *, stall_after_s: int) -> None:
+    def __init__(self, folder: Path, *, stall_after_s: int = STALL_AFTER_S) -> None:
         self._folder = folder
         self._stall_after_s = stall_after_s
         self._env = {**os.environ, "GANGLINE_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
