@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from gangline.worker.exchange import settle_exchange
 from gangline.worker.loop import Synchronous, TrainingRun
@@ -39,7 +40,12 @@ def _step_gradient(job, world, *, packed: bool = False) -> torch.Tensor:
     if buckets is not None:
         buckets.begin(1 << 16)
     Synchronous(TrainingRun(session, outlets, progress)).accumulate(3)
-    return torch.cat([parameter.grad.flatten().double() for parameter in trainable(session.model).values()])
+    return torch.cat([whole(parameter.grad).flatten().double() for parameter in trainable(session.model).values()])
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """What lies in parts on all ranks, put together; collective then."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _stir(session) -> None:
@@ -47,7 +53,10 @@ def _stir(session) -> None:
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in trainable(session.model).values():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
+            noise = torch.randn(parameter.shape, dtype=parameter.dtype) * 0.02
+            if isinstance(parameter, DTensor):
+                noise = distribute_tensor(noise, parameter.device_mesh, parameter.placements)
+            parameter.add_(noise)
 
 
 def losses(
@@ -61,9 +70,13 @@ def losses(
     checkpointing: bool = False,
     packed: bool = False,
     rows=(10,),
+    settings=(),
     **more,
 ):
-    """Losses and evaluations of a whole run by rank 0, split and alone. Of pipelines `shares` are layers."""
+    """Losses and evaluations of a whole run by rank 0, split and alone. Of pipelines `shares` are layers.
+
+    settings: see `make_world`.
+    """
     job = make_job(method=method, precision=precision, steps=steps, **more)
     if strategy == "pipeline":
         job = replace(job, model=replace(job.model, path=model_folder(layers=sum(shares) // len(rows))))
@@ -73,7 +86,7 @@ def losses(
         evaluation=replace(job.evaluation, every_steps=max(1, steps // 2)),
         activation_checkpointing=checkpointing,
     )
-    world = make_world(shares, rank=dist.get_rank(), strategy=strategy, rows=rows)
+    world = make_world(shares, rank=dist.get_rank(), strategy=strategy, rows=rows, settings=settings)
     _, split = run_loop(make_session(job, world, packed=packed))
     if dist.get_rank() > 0:
         return None

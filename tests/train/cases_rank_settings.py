@@ -12,7 +12,7 @@ from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
-from tests.train.cases_exact import _step_gradient
+from tests.train.cases_exact import _step_gradient, whole
 from tests.train.cases_moving import _run
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder, run_loop
 
@@ -67,15 +67,24 @@ def passes(shares, settings):
     return {"passes": rows, "recomputing": again > 0}
 
 
-def losses(shares, settings, *, precision: str = "fp64", steps: int = 12, moving: bool = False, **more):
+def losses(
+    shares,
+    settings,
+    *,
+    precision: str = "fp64",
+    steps: int = 12,
+    moving: bool = False,
+    strategy: str = "ddp",
+    **more,
+):
     """Losses and evaluations of a whole run, split in ways of their own and alone. moving: shares by scripted times."""
     job = _job(precision=precision, steps=steps, **more)
     job = replace(job, evaluation=replace(job.evaluation, every_steps=max(1, steps // 2)))
-    world = make_world(shares, rank=dist.get_rank(), settings=settings)
+    world = make_world(shares, rank=dist.get_rank(), settings=settings, strategy=strategy)
     world = replace(world, gang=replace(world.gang, moving_shares=moving))
     session = make_session(job, world)
     split, shares = _run(session) if moving else (run_loop(session)[1], [])
-    weights = torch.cat([each.detach().flatten() for each in session.model.parameters()]).double()
+    weights = torch.cat([whole(each.detach()).flatten() for each in session.model.parameters()]).double()
     both = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
     dist.all_gather(both, weights)
     if dist.get_rank() > 0:
@@ -87,6 +96,27 @@ def losses(shares, settings, *, precision: str = "fp64", steps: int = 12, moving
         "evaluations": [split.evaluations, alone.evaluations],
         "shares": shares,
         "equal": all(torch.equal(weights, other) for other in both),
+    }
+
+
+def rounds(shares, settings, **more):
+    """Losses and weights of a run of local SGD, whose hosts have settings of their own or take one sample at a time."""
+    job = _job(steps=12)
+    path = model_folder(**more)
+    job = replace(job, model=replace(job.model, path=path), strategy=replace(job.strategy, inner_steps=3))
+    found = []
+    for own in (settings, [[1, False]] * len(shares)):
+        world = make_world(shares, rank=dist.get_rank(), settings=own, strategy="local-sgd")
+        session = make_session(job, world)
+        _, captured = run_loop(session)
+        weights = torch.cat([each.detach().flatten() for each in session.model.parameters()])
+        found.append((captured.steps, captured.evaluations, weights))
+    (steps, evaluations, weights), (plain, plain_evaluations, plain_weights) = found
+    return {
+        "split": steps,
+        "alone": plain,
+        "evaluations": [evaluations, plain_evaluations],
+        "moved": float((weights - plain_weights).abs().max() / plain_weights.abs().max()),
     }
 
 

@@ -341,13 +341,14 @@ def trace(prediction: Prediction, context: Context) -> list[Traced]:
 def order_of(job: Job, candidate: Candidate, config: dict[str, Any]) -> dict[str, Any]:
     """See `worker.trace.order.TraceOrder`."""
     training, settings = candidate.rank_trainings[0], candidate.scenario.settings
+    passes = settings[0].passes if settings else None
     return {
         "config": config,
         "method": dataclasses.asdict(job.method),
         "precision": training.compute,
         "parameters": job.parameters,
         "micro_batch": training.micro_batch,
-        "micro_batches": max(1, settings[0].passes) if settings else max(candidate.shares),
+        "micro_batches": max(1, passes) if passes is not None else max(candidate.shares),
         "sequence_length": training.sequence_length,
         "packing": job.data.packing,
         "activation_checkpointing": training.checkpointing,

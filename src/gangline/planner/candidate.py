@@ -97,8 +97,8 @@ class RankSettings:
     """With the samples of its longest forward pass, and its own recomputation."""
     share: int
     """Micro-batches of the run, in which the shares of all ranks count."""
-    passes: int
-    """Forward passes that it joins them into, about equally long; 0: it has none."""
+    passes: int | None
+    """Forward passes that it joins them into, about equally long; 0: it has none. None: each is one by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: figures are computed once, and kept
@@ -188,10 +188,10 @@ class Scenario:
 
     def works(self, shares: Sequence[int]) -> list[RankWork]:
         """What ranks of known speeds do, with these shares."""
-        passes: list[int | None] = [own.passes or None for own in self.settings] or [None] * len(shares)
+        passes: list[int | None] = [own.passes for own in self.settings] or [None] * len(shares)
         ranks = zip(self.models, shares, passes, strict=True)
         return [
-            RankWork(compute=model, micro_batches=share, passes=count)
+            RankWork(compute=model, micro_batches=share, passes=count or None)
             for model, share, count in ranks
             if model is not None
         ]
@@ -222,7 +222,7 @@ class Scenario:
         """Micro-batches of every rank: those of its pipeline, or under tp of its host."""
         half = strategy.half
         if half.layers == "all":
-            return self.even if half.lockstep else self.own
+            return self.even if half.lockstep and not self.settings else self.own
         found = replica_groups(self.world, strategy)
         if half.layers == "staged" and strategy.replicas == 1:
             shares: tuple[int, ...] = (self.count,)
@@ -260,7 +260,7 @@ class Scenario:
             return ()
         if half.layers != "all":
             return self._replica_groups_s(strategy)
-        return _equal(self.seconds) if half.lockstep else self.seconds
+        return _equal(self.seconds) if half.lockstep and not self.settings else self.seconds
 
     def plain(self, kind: str) -> PlannedStrategy:
         """A strategy of all ranks without numbers of its own."""
@@ -452,7 +452,10 @@ class Candidate:
         backend: CollectiveBackend = (
             "gloo" if any(placement.gpu is None for placement in self.world.placements) else "nccl"
         )
-        return traffic(self.architecture, training, self.strategy, micro_batches=max(self.shares), backend=backend)
+        number = max(self.shares)
+        if self.scenario.settings and self.strategy.half.layers == "all":
+            number = max(own.passes or 0 for own in self.scenario.settings)
+        return traffic(self.architecture, training, self.strategy, micro_batches=number, backend=backend)
 
     def _step(self, flow: Traffic) -> StepQuery:
         tokens, length = self.scenario.tokens

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, Scenario
 from gangline.planner.machines import PlannedCluster
-from gangline.planner.rank_settings import allows_own, joins, with_own_settings
+from gangline.planner.rank_settings import allows_own, joins, with_own_recomputation, with_own_settings
 from gangline.planner.shares import Dividing, ceiling
 from gangline.planner.training import Number, PlannedStrategy, Training
 from gangline.runs.gang import whole_count, whole_counts
@@ -136,7 +136,8 @@ def best_of_kinds(
     asked = query.strategy.kind
     kinds = tuple(SIMPLEST) if asked == AUTO else (ALONE, asked)
     found = {kind: _nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))}
-    for kind in [kind for kind in found if plan_half(kind).rank_settings and allows_own(query.training)]:
+    own = {kind: plan_half(kind).rank_settings if allows_own(query.training) else "" for kind in kinds}
+    for kind in [kind for kind in found if own[kind] == "all"]:
         found[kind] = _with_own(found[kind], units, limit_s=limit_s, as_fast=as_fast)
     taken = choose(fitting(list(found.values())))
     for kind in kinds:
@@ -144,6 +145,8 @@ def best_of_kinds(
             several = [*([found[kind]] if kind in found else []), *_drafts(possible, kind, more=True)]
             if several:
                 found[kind] = _nearest(several)
+    for kind in [kind for kind in found if own[kind] == "recomputation"]:
+        found[kind] = _recomputing(found[kind], possible, limit_s=limit_s, as_fast=as_fast)
     return [found[kind] for kind in kinds if kind in found]
 
 
@@ -151,8 +154,27 @@ def _with_own(alike: Candidate, units: list[Scenario], *, limit_s: float, as_fas
     """The best with settings of each rank's own; `alike` itself, where that is worth next to nothing."""
     own: list[Candidate] = []
     for _, several in itertools.groupby(units, key=lambda each: (each.training.micro_batch, each.training.exchange)):
-        scenarios = with_own_settings(list(several), alike.strategy)
-        own += [Candidate(scenario=each, strategy=alike.strategy) for each in scenarios]
+        scenarios = list(several)
+        for strategy in _ways_of(alike, scenarios[0]):
+            own += [Candidate(scenario=each, strategy=strategy) for each in with_own_settings(scenarios, strategy)]
+    return _worth(alike, own, limit_s=limit_s, as_fast=as_fast)
+
+
+def _recomputing(alike: Candidate, possible: list[Scenario], *, limit_s: float, as_fast: float) -> Candidate:
+    """The best in which some ranks alone recompute; `alike` itself, where that is worth next to nothing."""
+    pairs: dict[tuple[int, Number | None], list[Scenario]] = {}
+    for each in possible:
+        pairs.setdefault((each.training.micro_batch, each.training.exchange), []).append(each)
+    own = [
+        Candidate(scenario=scenario, strategy=way)
+        for pair in pairs.values()
+        if len(pair) > 1
+        for way, scenario in with_own_recomputation(pair[0], pair[1], alike.strategy)
+    ]
+    return _worth(alike, own, limit_s=limit_s, as_fast=as_fast)
+
+
+def _worth(alike: Candidate, own: list[Candidate], *, limit_s: float, as_fast: float) -> Candidate:
     drafts = fitting([alike, *own])
     if not own or not drafts:
         return alike
@@ -161,6 +183,14 @@ def _with_own(alike: Candidate, units: list[Scenario], *, limit_s: float, as_fas
     enough_s = min(least_s * as_fast, alone_s if least_s <= alone_s else math.inf)
     good = [draft for draft in drafts if draft.seconds / draft.samples <= enough_s]
     return min(good, key=lambda draft: (bool(draft.scenario.settings), draft.training.exchange is not None))
+
+
+def _ways_of(alike: Candidate, scenario: Scenario) -> list[PlannedStrategy]:
+    """Its own, and where passes are exchanges all of its kind: which is the best depends on how many there are."""
+    ways = [alike.strategy]
+    if alike.strategy.half.lockstep:
+        ways += [way for way in alike.strategy.half.candidates(scenario) if way != alike.strategy]
+    return ways
 
 
 def _nearest(drafts: list[Candidate]) -> Candidate:

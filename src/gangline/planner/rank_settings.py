@@ -9,7 +9,10 @@ found by bisection: it is the smallest time T in which ranks together can do tha
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -125,6 +128,9 @@ def with_own_settings(possible: Sequence[Scenario], strategy: PlannedStrategy) -
     if not all(rank.ways for rank in ranks):
         return
     total = first.count
+    if strategy.half.lockstep:
+        yield from _in_step(first, ranks, split_whole(total, first.weights) if first.is_weighted else None)
+        return
     shares = split_whole(total, first.weights) if first.is_weighted else _shares(ranks, total)
     limit_s = max(rank.best(share)[0] for rank, share in zip(ranks, shares, strict=True))
     for slack in (1.0, SLACK):
@@ -133,6 +139,117 @@ def with_own_settings(possible: Sequence[Scenario], strategy: PlannedStrategy) -
             for rank, share in zip(ranks, shares, strict=True)
         ]
         yield dataclasses.replace(first, settings=tuple(_settings(first.training, *each) for each in chosen))
+
+
+# Where every pass is an exchange, all ranks make equally many, of unlike sizes.
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """The passes of one kind of rank: of so many micro-batches, beginning with none."""
+
+    seconds: tuple[float, ...]
+    """Of the fastest way; they grow."""
+    ways: tuple[_Way, ...]
+
+    @classmethod
+    def of(cls, rank: _Rank, *, alone: bool) -> _Passes:
+        """alone: as the only pass of a step."""
+        longest = [way.alone if alone else way.several for way in rank.ways]
+        seconds, ways = [0.0], list(rank.ways[:1])
+        for count in range(1, max(longest) + 1):
+            timed = [
+                (way.compute.micro_batch_s(count * rank.tokens, rank.length), way.checkpointing, way)
+                for way, most in zip(rank.ways, longest, strict=True)
+                if most >= count
+            ]
+            seconds_each, _, way = min(timed, key=lambda each: each[:2])
+            seconds.append(max(seconds[-1], seconds_each))
+            ways.append(way)
+        return cls(tuple(seconds), tuple(ways))
+
+    def most(self, limit_s: float) -> int:
+        """Micro-batches of a pass that takes no longer."""
+        return bisect.bisect_right(self.seconds, limit_s) - 1
+
+
+def _in_step(first: Scenario, ranks: Sequence[_Rank], shares: tuple[int, ...] | None) -> Iterator[Scenario]:
+    """For every number of passes that could be the best the settings with the shortest passes; shares: if they are set.
+
+    With more passes of the same seconds in sum, weights only travel more often: these are left out.
+    """
+    total, least_s = first.count, math.inf
+    known = {alone: {id(rank): _Passes.of(rank, alone=alone) for rank in ranks} for alone in (True, False)}
+    for number in range(1, total + 1):
+        if number > 1 and -(-total // number) == -(-total // (number - 1)) and shares is None:
+            continue  # as many micro-batches in all that are done at once
+        passes = [known[number == 1][id(rank)] for rank in ranks]
+        lengths = _even_lengths(passes, shares, number) if shares else _lengths(passes, total, number)
+        if lengths is None:
+            continue
+        pass_s = max(each.seconds[length] for each, length in zip(passes, lengths, strict=True))
+        if number * pass_s < least_s / _ROUNDING:
+            least_s = number * pass_s
+            own = shares or _trimmed(passes, lengths, total, number)
+            settings = (_own_pass(first.training, *each, number) for each in zip(passes, own, strict=True))
+            yield dataclasses.replace(first, settings=tuple(settings))
+
+
+def _even_lengths(passes: Sequence[_Passes], shares: Sequence[int], number: int) -> list[int] | None:
+    lengths = [-(-share // number) for share in shares]
+    fits = all(length < len(each.seconds) for length, each in zip(lengths, passes, strict=True))
+    return lengths if fits else None
+
+
+def _lengths(passes: Sequence[_Passes], total: int, number: int) -> list[int] | None:
+    """Of the longest pass of each rank, in the shortest time in which all together do enough; None: never."""
+    kinds = {id(each): each for each in passes}
+    counts = Counter(map(id, passes))
+
+    def is_enough(limit_s: float) -> bool:
+        return number * sum(count * kinds[kind].most(limit_s) for kind, count in counts.items()) >= total
+
+    times = sorted({seconds for each in kinds.values() for seconds in each.seconds})
+    place = bisect.bisect_left(times, True, key=is_enough)
+    return None if place == len(times) else [each.most(times[place]) for each in passes]
+
+
+def _trimmed(passes: Sequence[_Passes], lengths: Sequence[int], total: int, number: int) -> tuple[int, ...]:
+    """Shares of so many passes of these lengths; what is more than all is taken from the slowest."""
+    shares = [number * length for length in lengths]
+    for _ in range(sum(shares) - total):
+        rank = max(range(len(shares)), key=lambda each: (passes[each].seconds[-(-shares[each] // number)], each))
+        shares[rank] -= 1
+    return tuple(shares)
+
+
+def _own_pass(training: Training, passes: _Passes, share: int, number: int) -> RankSettings:
+    """One rank's share in so many passes, or as few as that length takes."""
+    length = -(-share // number)
+    own = dataclasses.replace(
+        training,
+        micro_batch=max(1, length) * training.micro_batch,
+        checkpointing=passes.ways[length].checkpointing,
+        accumulation=2 if number > 1 else 1,
+    )
+    return RankSettings(training=own, share=share, passes=-(-share // length) if length else 0)
+
+
+def with_own_recomputation(
+    plain: Scenario, again: Scenario, strategy: PlannedStrategy
+) -> Iterator[tuple[PlannedStrategy, Scenario]]:
+    """The same question where some ranks alone recompute, and all have one micro-batch: `PlanHalf.own_recomputation`.
+
+    Nothing where speeds are not known.
+    """
+    if not plain.is_timed or not again.is_timed:
+        return
+    several = plain.room(strategy.kind).training.accumulation
+    trainings = [dataclasses.replace(each.training, accumulation=several) for each in (plain, again)]
+    for way, recomputes in strategy.half.own_recomputation(plain, again, strategy):
+        if len(set(recomputes)) > 1:
+            own = [RankSettings(training=trainings[each], share=plain.count, passes=None) for each in recomputes]
+            yield way, dataclasses.replace(plain, settings=tuple(own))
 
 
 def _settings(training: Training, way: _Way, work: RankWork) -> RankSettings:

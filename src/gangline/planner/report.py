@@ -241,11 +241,15 @@ def _verdict(need: Need) -> str:
 
 
 def _shares(candidate: Candidate) -> str:
-    if candidate.scenario.settings:
+    training, settings = candidate.training, candidate.scenario.settings
+    if settings and candidate.strategy.half.layers == "all":
         return _own_shares(candidate)
-    training = candidate.training
     text = f"micro-batches of {training.micro_batch}"
-    text += ", with activation checkpointing" if training.checkpointing else ""
+    hosts = {
+        need.placement.host for need, own in zip(candidate.needs, settings, strict=False) if own.training.checkpointing
+    }
+    where = f" on {folded([each for each in candidate.world.hosts if each in hosts])}" if settings else ""
+    text += f", with activation checkpointing{where}" if training.checkpointing else ""
     if candidate.strategy.replicas > 1:
         return f"{text}: {split_to_rows(candidate.work_split)}"
     if candidate.strategy.world_size == 1 or candidate.strategy.half.layers == "staged":
@@ -784,7 +788,7 @@ def lines_in_steps(plan: Plan) -> list[str]:
 
 
 def _batch(plan: Plan) -> str:
-    if plan.has_own_settings:
+    if any(rank.micro_batch_size not in (None, plan.micro_batch) for rank in plan.ranks):
         return f"{plan.batch} samples, in forward passes of each rank's own size"
     return f"{plan.batch} samples = {plan.num_micro_batches} micro-batches of {plan.micro_batch}"
 
@@ -814,7 +818,10 @@ def _layers(plan: Plan) -> str:
     Of several pipelines: 14 of 24 micro-batches go through pc1 13, pc2 10; 10 through pc3 12, pc4 11.
     """
     # without stages where no layer could be cut
-    parts = [(rank.host, layers) for rank, layers in zip(plan.ranks, plan.stages, strict=False)]
+    parts = [
+        (rank.host, f"{layers}{' recomputed' if rank.activation_checkpointing else ''}")
+        for rank, layers in zip(plan.ranks, plan.stages, strict=False)
+    ]
     if plan.replicas == 1:
         named = _by_host(parts) or "not known"
         return f"all {plan.num_micro_batches} micro-batches go through every rank; layers: {named}"
@@ -824,10 +831,10 @@ def _layers(plan: Plan) -> str:
     return f"of {plan.num_micro_batches} micro-batches {'; '.join(words)} (layers){more}"
 
 
-def _by_host(parts: Sequence[tuple[str, int]]) -> str:
+def _by_host(parts: Sequence[tuple[str, str]]) -> str:
     hosts: dict[str, list[str]] = {}
     for host, layers in parts:
-        hosts.setdefault(host, []).append(str(layers))
+        hosts.setdefault(host, []).append(layers)
     return each_host((host, "+".join(layers)) for host, layers in hosts.items())
 
 

@@ -311,6 +311,10 @@ class StepQuery:
         """Of a micro-batch."""
         return rank.compute.micro_batch_s(self.tokens, self.length)
 
+    def pass_s(self, rank: RankWork) -> float:
+        """Of its longest pass."""
+        return rank.passes_s(tokens=self.tokens, length=self.length)[1]
+
     def busy_s(self, rank: RankWork) -> float:
         """Of all micro-batches."""
         return rank.passes_s(tokens=self.tokens, length=self.length)[0]

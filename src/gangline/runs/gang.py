@@ -307,14 +307,31 @@ class Gang(Division, Record):
                 seen=f"expected multiples of {micro_batch}, found {', '.join(map(str, sizes))}",
                 fix="plan again: gangline plan, then gangline train",
             )
-        alike = sizes == [micro_batch] and not recomputing
-        if not alike and self.world_size > 1 and not self.half.rank_settings:
+        if self.world_size == 1:
+            return
+        able = self.half.rank_settings
+        if (sizes != [micro_batch] and able != "all") or (recomputing and not able):
+            both = "" if able else " and one activation_checkpointing"
             raise UsageError(
-                f"strategy: {self.strategy} trains with one micro-batch and one activation_checkpointing for all ranks",
+                f"strategy: {self.strategy} trains with one micro-batch{both} for all ranks",
                 seen=f"sizes {', '.join(map(str, sizes))} over micro-batches of {micro_batch}"
-                + ("; activation_checkpointing on some ranks" if recomputing else ""),
+                + ("; activation_checkpointing on some ranks" if recomputing and not able else ""),
                 fix="write strategy: ddp, or give all ranks the settings of the job",
             )
+        self._require_groups(job)
+
+    def _require_groups(self, job: Job) -> None:
+        """Ranks that compute every layer together do so twice, or none of them does."""
+        if self.half.layers != "sliced":
+            return
+        for host in self.hosts:
+            found = {self.settings_of(rank, job).activation_checkpointing for rank in self.ranks_on(host)}
+            if len(found) > 1:
+                raise UsageError(
+                    f"strategy: {self.strategy} computes every layer with all ranks of {host} together",
+                    seen="activation_checkpointing on some of them alone",
+                    fix="give all ranks of a host one activation_checkpointing",
+                )
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -396,7 +413,8 @@ class Gang(Division, Record):
     def with_settings(self, own: OwnSettings, job: Job) -> Gang:
         """The same work, of which one rank does its part with smaller settings and the others do theirs as before.
 
-        Shares count the largest micro-batches of which all sizes are multiples. job: the run's, as all ranks have it.
+        Shares count the largest micro-batches of which all sizes are multiples. Ranks that compute every layer
+        together all get the settings. job: the run's, as all ranks have it.
         """
         before = self.micro_batch or job.micro_batch
         unit = before if own.micro_batch_size is None else math.gcd(before, own.micro_batch_size)
@@ -406,14 +424,16 @@ class Gang(Division, Record):
             )
             for rank in self.ranks
         ]
-        named = ranks[own.rank]
         again = own.activation_checkpointing
-        ranks[own.rank] = dataclasses.replace(
-            named,
-            planned_bytes=None,
-            micro_batch_size=own.micro_batch_size or named.micro_batch_size,
-            activation_checkpointing=named.activation_checkpointing if again is None else again,
-        )
+        sliced = self.half.layers == "sliced"
+        for number in self.ranks_on(ranks[own.rank].host) if sliced else [own.rank]:
+            named = ranks[number]
+            ranks[number] = dataclasses.replace(
+                named,
+                planned_bytes=None,
+                micro_batch_size=own.micro_batch_size or named.micro_batch_size,
+                activation_checkpointing=named.activation_checkpointing if again is None else again,
+            )
         return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=unit)
 
     def in_smaller(self, micro_batch: int, *, before: int) -> Gang:

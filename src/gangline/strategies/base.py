@@ -375,8 +375,9 @@ class PlanHalf:
     """Whether every rank takes part in the exchanges of every micro-batch: all wait for the slowest."""
     moves_shares: bool = True
     """Whether shares can follow the measured speeds while a run goes on."""
-    rank_settings: bool = False
-    """Whether every rank may have a micro-batch size and an `activation_checkpointing` of its own."""
+    rank_settings: Literal["", "recomputation", "all"] = ""
+    """What every rank may have of its own: nothing; `activation_checkpointing`, of slices all ranks of a host the same;
+    a micro-batch size as well. Where passes are exchanges, a rank with fewer of them joins the others by empty ones."""
     passes_state: bool = True
     """Whether a rank without a checkpoint can get the state from the others."""
     in_rounds: bool = False
@@ -433,6 +434,14 @@ class PlanHalf:
 
     def more_candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """Further ways, weighed where this strategy would be taken, or nothing fits."""
+        return iter(())
+
+    def own_recomputation(
+        self, plain: Scenario, again: Scenario, strategy: PlannedStrategy
+    ) -> Iterator[tuple[PlannedStrategy, tuple[bool, ...]]]:
+        """Ways like `strategy` in which some ranks compute activations again and others do not, where that is all
+        that ranks may have of their own: with whether each does. plain, again: without and with it on all ranks.
+        """
         return iter(())
 
     # -- memory ---------------------------------------------------------------------------------------------------

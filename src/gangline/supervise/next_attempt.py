@@ -189,8 +189,9 @@ def smaller_settings(error: Mapping[str, Any], base: Base, *, current: Gang, job
     says none. error: as `cause.OutOfMemory.to_json` gives it.
     """
     size, recomputes = error.get("micro_batch"), error.get("activation_checkpointing") is True
-    rank, able = error.get("rank"), base.gang.half.rank_settings or base.gang.world_size == 1
-    if not able or job.draws != "sample" or type(rank) is not int or not 0 <= rank < current.world_size:
+    rank, able = error.get("rank"), "all" if base.gang.world_size == 1 else base.gang.half.rank_settings
+    sizes_alike = able != "all" or job.draws != "sample"
+    if not able or (sizes_alike and type(size) is int) or type(rank) is not int or not 0 <= rank < current.world_size:
         return None
     host = current.ranks[rank].host
     number = base.gang.ranks_on(host)[current.ranks_on(host).index(rank)]

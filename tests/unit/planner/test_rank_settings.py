@@ -14,7 +14,7 @@ from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, 
 from gangline.planner.decision import best_of_kinds, decide
 from gangline.planner.machines import PlannedCluster
 from gangline.planner.plan import make_plan
-from gangline.planner.rank_settings import SLACK, with_own_settings
+from gangline.planner.rank_settings import SLACK, with_own_recomputation, with_own_settings
 from gangline.planner.report import Length, choice_json, explain, report
 from gangline.planner.traffic import LinkModel
 from gangline.planner.training import PlannedStrategy, Training
@@ -79,6 +79,95 @@ def test_the_choice_is_that_of_a_search_over_all_settings(
     assert all(each.fits for each in found)
     assert min(each.seconds for each in found) == pytest.approx(least_s, rel=1e-9)
     assert max(each.seconds for each in found) <= least_s * SLACK
+
+
+@pytest.mark.parametrize(
+    ("hosts", "gib", "batch", "wire", "reshard"),
+    [
+        ("rtx4090,rtx3060", (24, 12), 6, "1gbit", True),
+        ("rtx4090,rtx3060", (7.5, 5.2), 6, "10gbit", True),
+        ("rtx4090,rtx4080,rtx3060", (24, 6, 5.5), 3, "100gbit", True),
+        ("rtx3090,rtx3090", (9, 24), 7, "10gbit", False),
+    ],
+)
+def test_where_weights_lie_in_parts_the_choice_is_that_of_a_search_over_all_settings(
+    hosts: str, gib: tuple[float, ...], batch: int, wire: str, reshard: bool
+) -> None:
+    """Passes are exchanges: all ranks make as many, of unlike sizes."""
+    job, machines = query(batch=batch), with_memory(world(hosts, wire=wire), *gib)
+    strategy = PlannedStrategy(kind="fsdp", world_size=len(gib), shard_size=len(gib), reshard=reshard)
+    found = [Candidate(scenario=each, strategy=strategy) for each in with_own_settings(units(job, machines), strategy)]
+    least_s = min(each.seconds for each in every_way(job, machines, strategy))
+    assert all(each.fits for each in found)
+    assert min(each.seconds for each in found) == pytest.approx(least_s, rel=1e-9)
+
+
+def test_ranks_whose_passes_are_exchanges_take_passes_by_their_speed() -> None:
+    job = dataclasses.replace(query(batch=32), strategy=StrategyJob(kind="fsdp"))
+    choice = decide(job, world("pc1=rtx4090,pc2=rtx3060", wire="100gbit"))
+    best = next(each for each in choice.by_kind if each.strategy.kind == "fsdp")
+    large, small = best.scenario.settings
+    assert large.passes == small.passes
+    assert large.share > 2 * small.share
+    alike = Candidate(scenario=units(job, world("pc1=rtx4090,pc2=rtx3060", wire="100gbit"))[0], strategy=best.strategy)
+    assert best.seconds < 0.7 * alike.seconds
+    assert best.traffic.micro_batches == large.passes
+
+
+def every_stage(job: PlanQuery, machines: PlannedCluster) -> Iterator[Candidate]:
+    """Every cut of the layers, every rank with and without recomputation: those that fit."""
+    plain, again = units(job, machines)
+    count, depth = len(machines.placements), job.architecture.num_layers
+    trainings = [dataclasses.replace(each.training, accumulation=2) for each in (plain, again)]
+    for cut in itertools.product(range(1, depth), repeat=count - 1):
+        stages = (*cut, depth - sum(cut))
+        for recomputes in itertools.product((False, True), repeat=count) if stages[-1] > 0 else ():
+            own = tuple(RankSettings(training=trainings[each], share=plain.count, passes=None) for each in recomputes)
+            strategy = PlannedStrategy(kind="pipeline", world_size=count, stages=stages)
+            candidate = Candidate(scenario=dataclasses.replace(plain, settings=own), strategy=strategy)
+            if candidate.fits:
+                yield candidate
+
+
+@pytest.mark.parametrize(("hosts", "gib"), [("rtx4090,rtx3060", (9, 7)), ("rtx4090,rtx4070", (6, 9))])
+def test_stages_that_recompute_are_those_of_a_search_over_all_cuts(hosts: str, gib: tuple[float, ...]) -> None:
+    """But for the time in which a pipeline fills and drains: layers are cut for the shortest slowest stage."""
+    job, machines = query(batch=8), with_memory(world(hosts, wire="10gbit"), *gib)
+    plain, again = units(job, machines)
+    strategy = PlannedStrategy(kind="pipeline", world_size=len(gib), stages=(1,) * len(gib))
+    found = [Candidate(scenario=s, strategy=way) for way, s in with_own_recomputation(plain, again, strategy)]
+    fitting = [each for each in found if each.fits and not each.strategy.eager]
+    assert {own.training.checkpointing for own in fitting[0].scenario.settings} == {True, False}
+    slowest_s = [max(each.time.compute_s) for each in every_stage(job, machines) if each.time is not None]
+    assert fitting[0].time is not None
+    assert max(fitting[0].time.compute_s) == pytest.approx(min(slowest_s), rel=1e-9)
+
+
+def test_a_stage_recomputes_where_that_lets_a_fast_card_have_more_layers() -> None:
+    job = dataclasses.replace(query(batch=8), strategy=StrategyJob(kind="pipeline"))
+    machines = with_memory(world("pc1=rtx4090,pc2=rtx3060", wire="10gbit"), 9, 7)
+    best = next(each for each in decide(job, machines).by_kind if each.strategy.kind == "pipeline")
+    assert {own.training.checkpointing for own in best.scenario.settings} == {True, False}
+    alike = [dataclasses.replace(job.training, checkpointing=each) for each in (False, True)]
+    fixed = [dataclasses.replace(job, training=each, open=("micro_batch",)) for each in alike]
+    others = [next(e for e in decide(each, machines).by_kind if e.strategy.kind == "pipeline") for each in fixed]
+    assert all(best.seconds < each.seconds for each in others if each.fits)
+
+
+def test_under_tp_a_host_recomputes_with_all_of_its_ranks() -> None:
+    job = dataclasses.replace(query(method="lora", batch=32), strategy=StrategyJob(kind="tp"))
+    machines = world("pc1=2xrtx4090,pc2=2xrtx3060", wire="10gbit")
+    choice = decide(job, machines)
+    best = next(each for each in choice.by_kind if each.strategy.kind == "tp")
+    assert [own.training.checkpointing for own in best.scenario.settings] == [False, False, True, True]
+    assert best.fits
+    both = dataclasses.replace(
+        job, training=dataclasses.replace(job.training, checkpointing=True), open=("micro_batch",)
+    )
+    alike = next(each for each in decide(both, machines).by_kind if each.strategy.kind == "tp")
+    assert best.seconds < alike.seconds
+    text = "\n".join(report(choice, Length(None), width=400))
+    assert "with activation checkpointing on pc2" in text
 
 
 def test_a_small_card_beside_a_large_one_decides_for_itself_alone() -> None:

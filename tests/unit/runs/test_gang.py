@@ -54,8 +54,9 @@ def test_a_gang_of_before_has_one_setting_for_all_ranks():
     ("strategy", "unit", "settings", "what"),
     [
         ("ddp", 2, [(2, None), (3, None), (8, None)], r"multiples of 2, found 2, 3, 8"),
-        ("local-sgd", 1, [(1, None), (3, None), (8, None)], r"sizes 1, 3, 8"),
-        ("local-sgd", None, [(None, True), (None, None), (None, None)], r"activation_checkpointing on some ranks"),
+        ("zero-2", 1, [(1, None), (3, None), (8, None)], r"sizes 1, 3, 8"),
+        ("zero-2", None, [(None, True), (None, None), (None, None)], r"activation_checkpointing on some ranks"),
+        ("tp", 1, [(1, None), (3, None), (8, None)], r"sizes 1, 3, 8"),
         ("pipeline", None, [(4, True), (8, None), (8, None)], r"sizes 4, 8"),
     ],
 )
@@ -66,8 +67,24 @@ def test_settings_that_cannot_be_are_refused(strategy, unit, settings, what):
 
 
 def test_settings_that_are_those_of_the_job_are_taken_by_every_strategy():
-    own_settings(None, [(4, False)] * 3, strategy="local-sgd").require_settings(JOB)
+    own_settings(None, [(4, False)] * 3, strategy="zero-2").require_settings(JOB)
     own_settings(4, [(None, None)] * 3, strategy="pipeline").require_settings(JOB)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "local-sgd", "fsdp", "hsdp", "pipeline", "tp"])
+def test_a_recomputation_of_each_rank_s_own_is_taken_by_strategies_that_know_it(strategy):
+    own_settings(None, [(4, True), (4, False), (4, None)], strategy=strategy).require_settings(JOB)
+
+
+def test_ranks_that_compute_every_layer_together_recompute_together():
+    both = dataclasses.replace(GANG, ranks=tuple(dataclasses.replace(each, host="pc1") for each in GANG.ranks))
+    sliced = dataclasses.replace(both, strategy="tp")
+    smaller = sliced.with_settings(OwnSettings(rank=1, activation_checkpointing=True), JOB)
+    smaller.require_settings(JOB)
+    assert [rank.activation_checkpointing for rank in smaller.ranks] == [True] * 3
+    ranks = (dataclasses.replace(sliced.ranks[0], activation_checkpointing=True), *sliced.ranks[1:])
+    with pytest.raises(UsageError, match=r"activation_checkpointing on some of them alone"):
+        dataclasses.replace(sliced, ranks=ranks).require_settings(JOB)
 
 
 def test_a_rank_that_takes_smaller_passes_leaves_the_others_theirs():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
@@ -29,7 +29,7 @@ class DdpPlan(PlanHalf):
     meaning = "every rank holds the whole model; only the gradients of trained weights travel"
     guide = "every device holds the model, and gradients are exchanged in every step"
     capabilities = Capabilities(own_gpu=False, asked_only="")
-    rank_settings = True
+    rank_settings: Literal["all"] = "all"
     usual = True
     narrows = True
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gangline.planner.architecture import Layer, layer_adapters
 from gangline.planner.states import padded_experts
@@ -61,6 +61,7 @@ class FsdpPlan(PlanHalf):
     sharded_by = "fsdp2"
     lockstep = True
     moves_shares = False
+    rank_settings: Literal["all"] = "all"
     passes_state = False
 
     def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
@@ -217,10 +218,10 @@ def sharded_s(ask: StepQuery) -> float:
     k = max(1.0, ask.traffic.micro_batches)
     layers = [each for each in ask.traffic.exchanges if each.hides in {"forward-layer", "backward-layer"}]
     depth = sum(each.times for each in layers if each.hides == "forward-layer") / k
-    micro_s = max(ask.micro_s(rank) for rank in ask.ranks)
+    micro_s = max(ask.pass_s(rank) for rank in ask.ranks)
     if not depth:  # parts of one: each rank holds all
         return ask.last_backward_s()
-    slowest = max(ask.ranks, key=ask.micro_s)
+    slowest = max(ask.ranks, key=ask.pass_s)
     back_s = micro_s * slowest.compute.backward_share / depth
     forward_s = micro_s / depth - back_s
     gather_s = ask.spent("forward-layer") / k / depth

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gangline.planner.states import FP32, Term
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
@@ -62,6 +62,7 @@ class LocalSgdPlan(PlanHalf):
     )
     usual = True
     in_rounds = True
+    rank_settings: Literal["all"] = "all"
     shards_per_host = True
 
     def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:

@@ -22,7 +22,7 @@ from gangline.strategies.local_sgd.train import LATE, LocalSgd
 from gangline.strategies.local_sgd.work_split import InnerBatch, RoundBalancer
 from gangline.worker.agree import StepReport, agree
 from gangline.worker.balance import SharesMoved
-from gangline.worker.batch import Indices
+from gangline.worker.batch import Indices, joined
 from gangline.worker.loop import Tally, TrainingRun, read
 from gangline.worker.replicas import Replicas
 from gangline.worker.spikes import Spikes
@@ -302,6 +302,7 @@ class Inner:
         self._out = run.out
         world = session.world
         hosts = [rank.host for rank in world.gang.ranks]
+        self._pass_length = world.gang.pass_lengths(session.order.micro_batch)[world.rank]
         self._place = world.rank - hosts.index(world.host)
         """Of this rank among those of its host."""
         self._spikes = Spikes(warmup_steps=session.job.schedule.warmup_steps)
@@ -365,15 +366,20 @@ class Inner:
         return self._spikes.judge(loss_sum / max(1, tokens), norm, step=mine[0].step) is not None
 
     def _accumulate(self, mine: Sequence[MicroBatch], step: int, label_tokens: int, tally: _RoundTally) -> torch.Tensor:
-        """Gradients of this rank's micro-batches, summed over the host at its last one; their summed loss."""
+        """Gradients of this rank's micro-batches, summed over the host at its last pass; their summed loss.
+
+        step: of the inner step, to which dropout by sample belongs: a pass may join micro-batches of several of the
+        run's.
+        """
         scale = self._run.loss_scale(label_tokens)
         loss_sum = torch.zeros_like(tally.loss_sum)
-        for place, each in enumerate(mine):
-            batch = self._run.micro_batch(each.samples, step=each.step, index=each.index, phase="compute", tally=tally)
-            with self._run.draws(each.samples, step=each.step):
-                loss = self._strategy.forward_backward(batch, scale=scale, last=place == len(mine) - 1)
+        for together in joined(range(len(mine)), self._pass_length):
+            first, samples = mine[together.start], np.concatenate([mine[place].samples for place in together])
+            batch = self._run.micro_batch(samples, step=first.step, index=first.index, phase="compute", tally=tally)
+            with self._run.draws(samples, step=step):
+                loss = self._strategy.forward_backward(batch, scale=scale, last=together.stop == len(mine))
             loss_sum += loss.double()
-            tally.micro_batches += 1
+            tally.micro_batches += len(together)
         if not mine:
             self._out.enter("compute", step=step + 1)
             self._strategy.join(last=True)

@@ -13,6 +13,8 @@ micro-batches at once.
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -86,6 +88,7 @@ class PipelinePlan(PlanHalf):
     moves_shares = False
     passes_state = False
     several = True
+    rank_settings: Literal["recomputation"] = "recomputation"
 
     def machine_violations(self, asked: Asked, machines: Machines) -> Iterator[Violation]:
         """Pipelines have as many ranks each; of one rank they would be copies of the model."""
@@ -147,6 +150,16 @@ class PipelinePlan(PlanHalf):
             yield from _paces(scenario, strategy)
             if scenario.room(self.kind).nearness(strategy)[0] < EVEN:  # shorter ones need more of each rank
                 return
+
+    def own_recomputation(
+        self, plain: Scenario, again: Scenario, strategy: PlannedStrategy
+    ) -> Iterator[tuple[PlannedStrategy, tuple[bool, ...]]]:
+        """A stage recomputes where its device has room for more layers than it could keep the activations of."""
+        for cut in dict.fromkeys(_cut_by_way(plain, again, strategy.replicas, chance) for chance in (SURE, EVEN)):
+            if cut is not None:
+                layers, recomputes = cut
+                for way in _paces(plain, pipeline(layers, replicas=strategy.replicas)):
+                    yield way, recomputes
 
     def share(self, architecture: Architecture, strategy: PlannedStrategy, rank: int) -> Share:
         """Some layers; the first rank has the embedding, the last one the head."""
@@ -289,6 +302,69 @@ def _cut_row(room: MemoryFit, seconds: Sequence[float]) -> tuple[int, ...] | Non
     return split_layers(
         [1 / max(1, placement.free_bytes or 1) for placement in room.placements], depth, most=[depth] * size
     )
+
+
+def _cut_by_way(
+    plain: Scenario, again: Scenario, replicas: int, chance: float
+) -> tuple[tuple[int, ...], tuple[bool, ...]] | None:
+    """Layers of every stage, of which each recomputes or not, so that the slowest is as fast as possible; and which do.
+
+    None where the layers do not fit. chance: of every stage, to fit.
+    """
+    ways = (plain, again)
+    stages: list[int] = []
+    recomputes: list[bool] = []
+    size = len(plain.world.placements) // replicas
+    for begin in range(0, len(plain.world.placements), size):
+        row = slice(begin, begin + size)
+        rooms = [each.room(PipelinePlan.kind) for each in ways]
+        rooms = [dataclasses.replace(room, placements=room.placements[row]) for room in rooms]
+        each_way = [
+            list(zip(scenario.told_seconds[row], _most_by_rank(room, chance), strict=True))
+            for scenario, room in zip(ways, rooms, strict=True)
+        ]
+        ranks = list(zip(*each_way, strict=True))
+        layers = split_by_way(ranks, plain.query.architecture.num_layers)
+        if layers is None:
+            return None
+        stages += layers
+        recomputes += [number > rank[0][1] for number, rank in zip(layers, ranks, strict=True)]
+    return tuple(stages), tuple(recomputes)
+
+
+def _most_by_rank(room: MemoryFit, chance: float) -> list[int]:
+    """Layers that each rank has memory for, with that chance; 0: for none."""
+    near: dict[object, int] = {}
+    found = []
+    for rank, placement in enumerate(room.placements):
+        alike = (placement.free_bytes, placement.gpu is None)
+        near[alike] = _most_of(room, rank, chance, near=near.get(alike, 0))
+        found.append(near[alike])
+    return found
+
+
+def split_by_way(ranks: Sequence[Sequence[tuple[float, int]]], num_layers: int) -> tuple[int, ...] | None:
+    """Consecutive layers of every stage, so that the slowest is as fast as possible.
+
+    ranks: of every rank its ways, each the seconds of a layer and the layers that it has memory for then; of those with
+    memory the first is taken, so ways are sorted by seconds. Each rank gets one layer at least. None where they do not
+    fit.
+    """
+
+    def seconds(rank: int, layers: int) -> float:
+        return next((layers * each_s for each_s, most in ranks[rank] if layers <= most), math.inf)
+
+    if len(ranks) > num_layers:
+        return None
+    stages = [1] * len(ranks)
+    queue = [(seconds(rank, 2), rank) for rank in range(len(ranks))]
+    heapq.heapify(queue)
+    for _ in range(num_layers - len(ranks)):
+        _, rank = queue[0]
+        stages[rank] += 1
+        heapq.heapreplace(queue, (seconds(rank, stages[rank] + 1), rank))
+    fits = all(seconds(rank, layers) < math.inf for rank, layers in enumerate(stages))
+    return tuple(stages) if fits else None
 
 
 def _most_layers(room: MemoryFit, chance: float) -> Iterator[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gangline.planner.training import PlannedStrategy
 from gangline.strategies.base import Capabilities, PlanHalf
@@ -20,7 +20,7 @@ class SinglePlan(PlanHalf):
     meaning = "one rank holds the model and does the whole batch"
     capabilities = Capabilities(min_ranks=1, own_gpu=False, asked_only="")
     runs_as = "ddp"
-    rank_settings = True
+    rank_settings: Literal["all"] = "all"
 
     def candidates(self, scenario: Scenario) -> Iterator[PlannedStrategy]:
         """On one rank only."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gangline.planner.architecture import Architecture, Layer, Linear
 from gangline.planner.config import FAMILIES, SLICED
+from gangline.planner.memory_fit import SURE
 from gangline.planner.states import Share, whole_share
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
@@ -101,6 +102,7 @@ class TensorParallelPlan(PlanHalf):
         yields_to=("single", "ddp", "fsdp", "hsdp"),
     )
     layers: Literal["sliced"] = "sliced"
+    rank_settings: Literal["recomputation"] = "recomputation"
     shards_per_host = True
     passes_state = False
 
@@ -129,6 +131,14 @@ class TensorParallelPlan(PlanHalf):
             possible = not violations(self, job) and not unsliceable(scenario.query.architecture, slots[0])
             if asked or possible:
                 yield strategy
+
+    def own_recomputation(
+        self, plain: Scenario, again: Scenario, strategy: PlannedStrategy
+    ) -> Iterator[tuple[PlannedStrategy, tuple[bool, ...]]]:
+        """The ranks of a host do the same, for they compute every layer together: it recomputes where one has to."""
+        needs = plain.room(self.kind).needs(strategy)
+        short = {need.placement.host for need in needs if need.chance is not None and need.chance < SURE}
+        yield strategy, tuple(need.placement.host in short for need in needs)
 
     def share(self, architecture: Architecture, strategy: PlannedStrategy, rank: int) -> Share:
         """Some of the heads and of the width of every layer."""
