@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gangline.runs.job import ScheduleJob
 from tests.train import (
     cases_exact,
     cases_loop,
     cases_moving,
     cases_offload,
     cases_pipeline,
+    cases_rank_settings,
     cases_resume,
     cases_tensor_parallel,
     cases_zero,
@@ -53,6 +55,7 @@ def main() -> None:
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
         cases += [*_strategy_cases(zygote), *_offload_cases(zygote), *_strategy_resume_cases(zygote, begun)]
+        cases += _own_cases(zygote)
         cases += [*_rows_cases(zygote), *_rows_resume_cases(zygote, begun)]
         cases += [*_zero_cases(zygote), *_zero_resume_cases(zygote, begun)]
         cases = [case for case in cases if arguments.only in case[0]]
@@ -136,6 +139,39 @@ def _strategy_cases(zygote: Zygote) -> Iterator[Case]:
                 more |= {"dropout": 0.0} if strategy == "pipeline" else {}
                 name = f"losses of 100 packed steps under {strategy} {precision} {method} {_text(shares)}"
                 yield name, bar, lambda w=more: _losses(zygote, w)
+
+
+def _own_cases(zygote: Zygote) -> Iterator[Case]:
+    """Ranks whose passes have sizes of their own, and recompute or not; where layers are cut, the latter alone."""
+    sizes = [[1, True], [3, False], [8, None], [2, True]]
+    gangs = (("ddp", [3, 7, 14]), ("fsdp", [3, 7, 14]), ("fsdp", [9, 0, 15]), ("hsdp", [3, 7, 5, 9]))
+    for strategy, shares in gangs:
+        for method in METHODS:
+            words = {"shares": shares, "settings": sizes[: len(shares)], "strategy": strategy, "method": method}
+            for precision, warmup, bars in (("fp64", 5, (1e-9, 1e-9)), ("fp32", 50, (1e-5, 1e-4))):
+                name = f"with own settings under {strategy} {precision} {method} {_text(shares)}"
+                more = {**words, "precision": precision, "packed": True}
+                yield f"packed gradient {name}", bars[0], lambda w=more: _own_gradient(zygote, w)
+                more = {**words, "precision": precision, "steps": 100}
+                more["schedule"] = ScheduleJob(kind="cosine", warmup_steps=warmup)
+                yield f"losses of 100 steps {name}", bars[1], lambda w=more: _own_losses(zygote, w)
+    for dropout in (0.0, 0.2):
+        words = {"shares": [3, 7, 14], "settings": sizes[:3], "attention_dropout": dropout}
+        name = f"rounds with own settings, dropout {dropout:g}, under local-sgd fp64 full [3, 7, 14]"
+        yield name, 1e-9, lambda w=words: _own_rounds(zygote, w)
+    parts = (
+        ("pipeline", [3, 1, 2], [10], [True, False, True]),
+        ("pipeline", [2, 1, 1, 2], [6, 4], [True, False, False, True]),
+        ("tp", [6, 4], [10], [False, False, True, True]),
+    )
+    for strategy, shares, rows, recomputes in parts:
+        for method in _methods(strategy):
+            for precision, warmup, bar in (("fp64", 5, 1e-9), ("fp32", 50, 1e-4)):
+                words = {"shares": shares, "rows": rows, "strategy": strategy, "method": method, "dropout": 0.0}
+                words |= {"precision": precision, "warmup": warmup, "steps": 100, "packed": True}
+                words["settings"] = [[1, each] for each in recomputes]
+                name = f"losses of 100 packed steps, some recompute, under {strategy} {precision} {method}"
+                yield f"{name} {_text(shares)} ({_text(rows)})", bar, lambda w=words: _losses(zygote, w)
 
 
 def _offload_cases(zygote: Zygote) -> Iterator[Case]:
@@ -291,6 +327,22 @@ def _gradient(zygote: Zygote, words: dict[str, Any]) -> float:
     results = zygote.pool(3).run(cases_exact.gradient, **words)
     assert all(result["equal"] for result in results), "ranks hold different gradients"
     return max(result["error"] for result in results)
+
+
+def _own_gradient(zygote: Zygote, words: dict[str, Any]) -> float:
+    results = zygote.pool(len(words["shares"])).run(cases_rank_settings.gradient, **words)
+    return max(result["error"] for result in results)
+
+
+def _own_losses(zygote: Zygote, words: dict[str, Any]) -> float:
+    result = zygote.pool(len(words["shares"])).run(cases_rank_settings.losses, timeout_s=600, **words)[0]
+    assert result["equal"], "ranks hold different weights"
+    return _worst(result["split"], result["alone"])
+
+
+def _own_rounds(zygote: Zygote, words: dict[str, Any]) -> float:
+    results = zygote.pool(len(words["shares"])).run(cases_rank_settings.rounds, timeout_s=300, **words)
+    return max(max(_worst(each["split"], each["alone"]), each["moved"]) for each in results)
 
 
 def _losses(zygote: Zygote, words: dict[str, Any]) -> float:

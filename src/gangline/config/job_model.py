@@ -582,7 +582,7 @@ class JobWords(Section):
     which the machines divide the work best."""
     micro_batch: Annotated[Count | None, AUTO] = None
     """Samples that one device computes at once; divides `batch`. More is faster and takes more memory. `auto`: what
-    the plan finds fastest among those that fit; under ddp each rank has a value of its own."""
+    the plan finds fastest among those that fit; under ddp, local SGD, fsdp and hsdp each rank has a value of its own."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How often the training rows are read; 1 where neither `epochs` nor `steps` is given."""
     steps: Count | None = None
@@ -596,7 +596,7 @@ class JobWords(Section):
     format and the model), `torch` (none), or names of kernels that may not be missing."""
     activation_checkpointing: Annotated[bool | None, AUTO] = None
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
-    plan finds it faster, or nothing fits without; under ddp each rank for itself."""
+    plan finds it faster, or nothing fits without; each rank for itself, but under ZeRO."""
     activation_offloading: bool = False
     """Keep the checkpointed activations of each layer in the machine's memory and copy them back for backward: longer
     samples and larger micro-batches fit on a card, and each step copies more."""
