@@ -250,11 +250,7 @@ def _shares(candidate: Candidate) -> str:
     if settings and candidate.strategy.half.layers == "all":
         return _own_shares(candidate)
     text = f"micro-batches of {training.micro_batch}"
-    hosts = {
-        need.placement.host for need, own in zip(candidate.needs, settings, strict=False) if own.training.checkpointing
-    }
-    where = f" on {folded([each for each in candidate.world.hosts if each in hosts])}" if settings else ""
-    text += f", with activation checkpointing{where}" if training.checkpointing else ""
+    text += f", with activation checkpointing{_where(candidate)}" if training.checkpointing else ""
     if candidate.strategy.replicas > 1:
         return f"{text}: {split_to_rows(candidate.work_split)}"
     if candidate.strategy.world_size == 1 or candidate.strategy.half.layers == "staged":
@@ -267,6 +263,13 @@ def _shares(candidate: Candidate) -> str:
     for need, share in zip(candidate.needs, candidate.shares, strict=True):
         hosts[need.placement.host] = share if together else hosts.get(need.placement.host, 0) + share
     return f"{text}: {each_host((host, f'{share} ({100 * share / total:.0f} %)') for host, share in hosts.items())}"
+
+
+def _where(candidate: Candidate) -> str:
+    """The hosts of those ranks that alone recompute, as " on pc1, pc3"; "" where all do."""
+    ranks = zip(candidate.needs, candidate.scenario.settings, strict=False)
+    hosts = dict.fromkeys(need.placement.host for need, own in ranks if own.training.checkpointing)
+    return f" on {folded(list(hosts))}" if hosts else ""
 
 
 def _own_shares(candidate: Candidate) -> str:
