@@ -189,7 +189,8 @@ def _ways_of(alike: Candidate, scenario: Scenario) -> list[PlannedStrategy]:
     """Its own, and where passes are exchanges all of its kind: which is the best depends on how many there are."""
     ways = [alike.strategy]
     if alike.strategy.half.lockstep:
-        ways += [way for way in alike.strategy.half.candidates(scenario) if way != alike.strategy]
+        others = alike.strategy.half.candidates(scenario)
+        ways += [way for way in others if way != ways[0] and way.offload == ways[0].offload]
     return ways
 
 

@@ -180,7 +180,8 @@ def _in_step(first: Scenario, ranks: Sequence[_Rank], shares: tuple[int, ...] | 
     With more passes of the same seconds in sum, weights only travel more often: these are left out.
     """
     total, least_s = first.count, math.inf
-    known = {alone: {id(rank): _Passes.of(rank, alone=alone) for rank in ranks} for alone in (True, False)}
+    kinds = {id(rank): rank for rank in ranks}
+    known = {alone: {kind: _Passes.of(rank, alone=alone) for kind, rank in kinds.items()} for alone in (True, False)}
     for number in range(1, total + 1):
         if number > 1 and -(-total // number) == -(-total // (number - 1)) and shares is None:
             continue  # as many micro-batches in all that are done at once
