@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gangline.planner.architecture import Architecture
-from gangline.planner.candidate import MOST_OF_HOST, RankSettings, Scenario
+from gangline.planner.candidate import RankSettings, Scenario
 from gangline.planner.memory_fit import EVEN, SURE
 from gangline.planner.speed import ComputeModel, RankWork
 from gangline.planner.training import GANGLINE, PlannedStrategy, Training
@@ -49,10 +49,9 @@ def joins(training: Training, architecture: Architecture) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One of the ways of a rank: with or without recomputation, or that from inputs in the machine's memory."""
+    """One of the ways of a rank: with or without recomputation."""
 
     checkpointing: bool
-    offloading: bool
     compute: ComputeModel
     alone: int
     """Micro-batches of a pass that is the only one, at the most."""
@@ -232,7 +231,6 @@ def _own_pass(training: Training, passes: _Passes, share: int, number: int) -> R
         training,
         micro_batch=max(1, length) * training.micro_batch,
         checkpointing=passes.ways[length].checkpointing,
-        offloading=passes.ways[length].offloading,
         accumulation=2 if number > 1 else 1,
     )
     return RankSettings(training=own, share=share, passes=-(-share // length) if length else 0)
@@ -262,7 +260,6 @@ def _settings(training: Training, way: _Way, work: RankWork) -> RankSettings:
         training,
         micro_batch=joined * training.micro_batch,
         checkpointing=way.checkpointing,
-        offloading=way.offloading,
         accumulation=2 if passes > 1 else 1,
     )
     return RankSettings(training=own, share=work.micro_batches, passes=passes)
@@ -279,7 +276,7 @@ def _ranks(possible: Sequence[Scenario], strategy: PlannedStrategy) -> list[_Ran
     found = []
     for rank, placement in enumerate(first.world.placements):
         own = [each[rank] for each in models]
-        key = (*map(id, own), placement.free_bytes, placement.gpu is None, _room_in_ram(first, rank))
+        key = (*map(id, own), placement.free_bytes, placement.gpu is None)
         if key not in known:
             ways = _ways(possible, own, strategy, rank, longest=max(1, longest))
             known[key] = _Rank(tuple(ways), tokens, length)
@@ -295,52 +292,20 @@ def _ways(
     *,
     longest: int,
 ) -> list[_Way]:
-    """Those that fit surely enough; where none does, those that may.
-
-    Offloading is for a rank that has no other way: it costs copies, whose time is an estimate.
-    """
-    moving = _offloaded(possible, strategy, rank)
+    """Those that fit surely enough; where none does, those that may."""
+    count = possible[0].count
     for sure in (SURE, EVEN):
-        for scenarios, speeds in ((possible, models), (moving, [each.models[rank] for each in moving])):
-            found = [
-                way
-                for scenario, model in zip(scenarios, speeds, strict=True)
-                if (way := _way(scenario, model, strategy, rank, longest=longest, sure=sure)) is not None
-            ]
-            if found:
-                return found
+        found = []
+        for scenario, model in zip(possible, models, strict=True):
+            several = _longest(scenario, strategy, rank, most=longest, accumulation=2, sure=sure)
+            alone = several
+            if not strategy.half.keeps_buckets(strategy) and several < longest:
+                alone = _longest(scenario, strategy, rank, most=longest, accumulation=1, sure=sure)
+            if model is not None and (several or alone >= count):
+                found.append(_Way(scenario.training.checkpointing, model, alone, several))
+        if found:
+            return found
     return []
-
-
-def _offloaded(possible: Sequence[Scenario], strategy: PlannedStrategy, rank: int) -> list[Scenario]:
-    """The way that recomputes, with its inputs in the machine's memory, where recomputation is open and can do that."""
-    if len(possible) == 1 or possible[0].world.placements[rank].gpu is None:
-        return []
-    if not strategy.half.capabilities.supports("activation_offloading", value=True, given={}):
-        return []
-    return [
-        dataclasses.replace(each, training=dataclasses.replace(each.training, offloading=True))
-        for each in possible
-        if each.training.checkpointing
-    ]
-
-
-def _way(
-    scenario: Scenario,
-    model: ComputeModel | None,
-    strategy: PlannedStrategy,
-    rank: int,
-    *,
-    longest: int,
-    sure: float,
-) -> _Way | None:
-    several = _longest(scenario, strategy, rank, most=longest, accumulation=2, sure=sure)
-    alone = several
-    if not strategy.half.keeps_buckets(strategy) and several < longest:
-        alone = _longest(scenario, strategy, rank, most=longest, accumulation=1, sure=sure)
-    if model is None or not (several or alone >= scenario.count):
-        return None
-    return _Way(scenario.training.checkpointing, scenario.training.offloading, model, alone, several)
 
 
 def _longest(
@@ -350,27 +315,17 @@ def _longest(
     free_bytes = scenario.world.placements[rank].free_bytes
     if free_bytes is None:
         return most
-    ram_bytes = _room_in_ram(scenario, rank)
 
     def fits(count: int) -> bool:
         size = count * scenario.training.micro_batch
         training = dataclasses.replace(scenario.training, micro_batch=size, accumulation=accumulation)
-        memory = scenario.fit(training).memory(strategy, rank)
-        return memory.fits(free_bytes) >= sure and memory.offloaded_bytes <= ram_bytes
+        return scenario.fit(training).memory(strategy, rank).fits(free_bytes) >= sure
 
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def _room_in_ram(scenario: Scenario, rank: int) -> float:
-    """Bytes of the machine's memory for what a rank moves there; its ranks share them."""
-    placement = scenario.world.placements[rank]
-    if placement.ram_bytes is None:
-        return math.inf
-    return MOST_OF_HOST * placement.ram_bytes / len(scenario.world.placements_of(placement.host))
 
 
 def _shares(ranks: Sequence[_Rank], total: int) -> tuple[int, ...]:

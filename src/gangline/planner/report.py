@@ -39,11 +39,6 @@ def why_not(candidate: Candidate) -> str:
 
 
 GIB = 2**30
-LETTERS = {
-    " r": "with activation checkpointing",
-    " o": "with activation checkpointing whose inputs lie in the machine's memory",
-}
-"""What stands behind the passes of a rank."""
 MOST_GROUPS, MOST_ENTRIES = 4, 8
 """Groups of hosts that are named, and entries of hosts that have unlike shares."""
 MUCH_FASTER = 2.0
@@ -284,17 +279,13 @@ def _own_shares(candidate: Candidate) -> str:
         ways = list(dict.fromkeys(_own_passes(own) for own in ranks))
         each = f" on each of {len(ranks)} ranks" if len(ways) == 1 and len(ranks) > 1 else ""
         words.append((host, f"{unit * share} ({100 * share / total:.0f} %) as {' + '.join(ways)}{each}"))
-    letters = {_letter(own) for own in candidate.scenario.settings}
-    legend = "".join(f", {letter.strip()}: {meaning}" for letter, meaning in LETTERS.items() if letter in letters)
-    return f"samples as passes x samples of a pass{legend}: {each_host(words)}"
+    recomputed = any(own.training.checkpointing for own in candidate.scenario.settings)
+    legend = "samples as passes x samples of a pass" + (", r: with activation checkpointing" if recomputed else "")
+    return f"{legend}: {each_host(words)}"
 
 
 def _own_passes(own: RankSettings) -> str:
-    return f"{own.passes} x {own.training.micro_batch}{_letter(own)}"
-
-
-def _letter(own: RankSettings) -> str:
-    return " o" if own.training.offloading else " r" if own.training.checkpointing else ""
+    return f"{own.passes} x {own.training.micro_batch}{' r' if own.training.checkpointing else ''}"
 
 
 def split_to_rows(shares: Sequence[int]) -> str:
@@ -729,7 +720,6 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
                 "share": share,
                 "micro_batch_size": training.micro_batch,
                 "activation_checkpointing": training.checkpointing,
-                "activation_offloading": training.offloading,
                 "free_bytes": need.placement.free_bytes,
                 "memory_from": need.placement.memory_from,
                 "untrained": (need.placement.spec and need.placement.spec.untrained) or None,
@@ -866,8 +856,7 @@ def _host_share(ranks: list[PlannedRank]) -> str:
 
 
 def _own_setting(rank: PlannedRank) -> str:
-    moved = " from inputs in the machine's memory" if rank.activation_offloading else ""
-    return f"{rank.micro_batch_size}{', recomputed' if rank.activation_checkpointing else ''}{moved}"
+    return f"{rank.micro_batch_size}{', recomputed' if rank.activation_checkpointing else ''}"
 
 
 def _amount(ranks: list[PlannedRank]) -> str:

@@ -209,40 +209,6 @@ def test_the_gang_has_the_settings_of_its_plan() -> None:
     assert "recomputed" in text
 
 
-LONG = {"batch": 8, "sequence_length": 16384}
-"""Of which a card of 12 GB has no room for the inputs of all layers."""
-
-
-def test_a_card_without_another_way_has_inputs_of_layers_in_its_machine_s_memory() -> None:
-    choice = decide(of_ddp(query(**LONG)), world(UNLIKE, wire="10gbit"))
-    assert choice.runnable is not None
-    assert choice.runnable.fits
-    large, small = (own.training for own in choice.runnable.scenario.settings)
-    assert (large.checkpointing, large.offloading) == (True, False)
-    assert (small.checkpointing, small.offloading) == (True, True)
-    assert choice.runnable.host_memory["pc2"][0] > 0
-    text = "\n".join(report(choice, Length(None), width=400))
-    assert "o: with activation checkpointing whose inputs lie in the machine's memory" in text
-    job = dataclasses.replace(JOB, batch=8, micro_batch=1)
-    cluster = Cluster(name="home", hosts=tuple(Host(name=n, workdir="/work", python="python") for n in ("pc1", "pc2")))
-    plan = make_plan(job, cluster, {"pc1": ["RTX 4090"], "pc2": ["RTX 3060"]}, candidate=choice.runnable)
-    gang = plan.gang("calm-otter-7", 1)
-    gang.require_settings(job)
-    assert [gang.settings_of(rank, job).activation_offloading for rank in (0, 1)] == [False, True]
-
-
-def test_what_a_machine_s_memory_has_no_room_for_is_not_moved_there() -> None:
-    machines = world(UNLIKE, wire="10gbit")
-    small = tuple(dataclasses.replace(each, ram_bytes=1 << 30) for each in machines.placements)
-    best = next(
-        each
-        for each in decide(of_ddp(query(**LONG)), dataclasses.replace(machines, placements=small)).by_kind
-        if each.strategy.kind == "ddp"
-    )
-    assert not any(each.offloading for each in best.rank_trainings)
-    assert not best.fits
-
-
 def test_what_the_job_fixes_all_ranks_have() -> None:
     job = of_ddp(dataclasses.replace(query(batch=32, micro_batch=2), open=("activation_checkpointing",)))
     best = decide(job, world(UNLIKE)).best
