@@ -582,7 +582,7 @@ class JobWords(Section):
     which the machines divide the work best."""
     micro_batch: Annotated[Count | None, AUTO] = None
     """Samples that one device computes at once; divides `batch`. More is faster and takes more memory. `auto`: what
-    the plan finds fastest among those that fit; under ddp, local-sgd, fsdp and hsdp for each rank by itself."""
+    the plan finds fastest among those that fit, mostly for each rank by itself."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How often the training rows are read; 1 where neither `epochs` nor `steps` is given."""
     steps: Count | None = None
