@@ -198,7 +198,7 @@ def test_layers_follow_speed_as_far_as_memory_allows(pool):
 
 def test_the_weights_of_all_stages_are_those_of_the_model_and_the_tied_table_once_more(pool, tmp_path):
     seen = pool(1).run(cases_stages.stage_bytes, folder=str(tmp_path))[0]
-    assert max(seen["stages"]) < 0.7 * seen["whole"]
+    assert max(seen["stages"]) < 0.8 * seen["whole"]  # three of five layers and the table, where a host is that fast
     assert seen["whole"] + seen["table"] <= sum(seen["stages"]) < seen["whole"] + seen["table"] + 4096
 
 
