@@ -17,6 +17,7 @@ from gangline.planner.outcome import RankTime
 from gangline.report.host_samples import HostSamples, card_events, reason_at, seconds_of
 from gangline.report.run_history import Attempt, EventRecord
 from gangline.report.run_summary import RunRecords
+from gangline.strategies.table import plan_half
 from gangline.units import fold_names, format_duration
 
 Verdict = Literal["cause", "no", "unknown", "seen", "absent"]
@@ -29,8 +30,6 @@ SLOWER = 1.15
 """A rank that takes so many times as long as those like it is slow: runs of equal cards differ by less."""
 PRESSURE = {"cpu": 20.0, "memory": 5.0, "io": 20.0}
 """Percent of the time in which some process waited for it."""
-TOGETHER = frozenset({"fsdp", "hsdp", "zero-1", "zero-2", "zero-3"})
-"""Strategies under which exchanges are part of computing."""
 LEAST_STEPS = 10
 MOST_SEEN = 6
 
@@ -113,8 +112,9 @@ def _name(rank: RankTime) -> str:
 
 def _mixed(run: RunRecords) -> str:
     """Why computing and exchanges of a run cannot be told apart; "": they can."""
-    strategy = run.plan.strategy if run.plan else ""
-    return f"under {strategy} computing and exchanges are not told apart" if strategy in TOGETHER else ""
+    if run.plan is None or plan_half(run.plan.strategy).parts == "none":
+        return ""
+    return f"under {run.plan.strategy} exchanges are part of computing"
 
 
 # Where the time of a step goes.
@@ -164,8 +164,7 @@ def _slow(run: RunRecords, event: EventRecord, over: bool) -> Reply:
 @_of_times
 def unlike(run: RunRecords, ranks: list[RankTime], _whole_s: float) -> Iterable[Reply]:
     """Does a rank take longer for a micro-batch than the others?"""
-    strategy = run.plan.strategy if run.plan else ""
-    if strategy == "pipeline":
+    if run.plan and plan_half(run.plan.strategy).layers == "staged":
         return _unknown("the stages of a pipeline compute different layers")
     if why := _mixed(run):
         return _unknown(why)

@@ -224,9 +224,7 @@ def test_a_run_on_one_host_has_no_slow_network(tmp_path: Path) -> None:
 
 def test_exchanges_that_are_part_of_computing_are_not_judged(tmp_path: Path) -> None:
     run = dataclasses.replace(trained(tmp_path), plan=plan(strategy="fsdp"))
-    assert "under fsdp computing and exchanges are not told apart" in [
-        why for _, why in asked("slow-network", run).left
-    ]
+    assert "under fsdp exchanges are part of computing" in [why for _, why in asked("slow-network", run).left]
 
 
 @pytest.mark.parametrize(("mbps", "named"), [(94.0, True), (800.0, False)])
