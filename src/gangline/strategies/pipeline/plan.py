@@ -311,19 +311,18 @@ def _cut_by_way(
 
     None where the layers do not fit. chance: of every stage, to fit.
     """
-    ways = (plain, again)
     stages: list[int] = []
     recomputes: list[bool] = []
     size = len(plain.world.placements) // replicas
     for begin in range(0, len(plain.world.placements), size):
         row = slice(begin, begin + size)
-        rooms = [each.room(PipelinePlan.kind) for each in ways]
-        rooms = [dataclasses.replace(room, placements=room.placements[row]) for room in rooms]
-        each_way = [
-            list(zip(scenario.told_seconds[row], _most_by_rank(room, chance), strict=True))
-            for scenario, room in zip(ways, rooms, strict=True)
-        ]
-        ranks = list(zip(*each_way, strict=True))
+        rooms = (each.room(PipelinePlan.kind) for each in (plain, again))
+        keeps, again_room = (dataclasses.replace(room, placements=room.placements[row]) for room in rooms)
+        most_again = _most_by_rank(again_room, chance)
+        if sum(most_again) < plain.query.architecture.num_layers:  # who recomputes holds most
+            return None
+        fast = zip(plain.told_seconds[row], _most_by_rank(keeps, chance), strict=True)
+        ranks = list(zip(fast, zip(again.told_seconds[row], most_again, strict=True), strict=True))
         layers = split_by_way(ranks, plain.query.architecture.num_layers)
         if layers is None:
             return None
