@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gangline.diagnose.corpus import ERRORS, families, known_failures
+from gangline.diagnose.log_context import last_words, ranks_apart, stood_at, too_high_rate, view_of_a_part, zero_rate
 from gangline.diagnose.signatures import LEVELS, RAISED, THEN_CHARS, Level, Signature, after_head, filled, head_of
 
 LINE_CHARS = 400
@@ -103,6 +104,18 @@ _WAITING = "watchdog-waiting"
 _WAITED_FOR = re.compile(
     r"\[Rank (\d{1,6})\] (?:Watchdog c|C)aught collective operation timeout: WorkNCCL\(SeqNum=(\d{1,12}),"
 )
+_LOSS_NAN = "loss-nan"
+_TORCH_RANK = re.compile(rb"\[rank(\d{1,6})\]: ")
+_LOCAL_RANK = re.compile(rb"\blocal_rank: (\d{1,6})\b")
+_APART_FIX = (
+    "look for what only some ranks do before these places: a collective, new_group or barrier inside `if rank == 0`, "
+    "another number of batches (equal shards, drop_last, DistributedSampler, model.join()), an evaluation or a save on "
+    "one rank; do it on all ranks alike, or, where one rank works alone for long, raise timeout= of init_process_group"
+)
+_FILE_TROUBLE = re.compile(r"[\w./*-]*/[^\s'\":]{1,200}['\"]?: (?:No such file or directory|Permission denied)")
+"""A program that is not Python's, about a file."""
+_INVALID = re.compile(r"\b\d{1,4} validation errors? for \S{1,100}$")
+"""The first line of pydantic's error: what is wrong stands in the two lines below it."""
 _FAR_BEHIND = 0.9
 """Of the next smallest number: a collective whose number is below that part of it is far behind."""
 _LEAST_VALUES, _LOSS_FACTOR, _LOSS_STEP, _GRADIENT_FACTOR = 3, 3.0, 2.0, 100.0
@@ -232,6 +245,10 @@ class LogSearch:
         """The last exception that is no cause: its id, the number of its line, its words."""
         self._waited_for: dict[int, str] = {}
         """By number of a collective in which a rank waited: that rank."""
+        self._stood: dict[str, str] = {}
+        """By rank that waited for another one, or lost it: where it stood."""
+        self._silent: tuple[str, str] | None = None
+        """A rank that had raised nothing when the first one waited in vain, and its last words."""
         self._ignores = 0
         """Up to this line the next exception is one that Python ignores."""
         self._traceback = -_TRACEBACK_LINES
@@ -253,7 +270,11 @@ class LogSearch:
         self._search(len(self._begun))
         if all(each.level == "noise" for each in self._found.values()):
             self._look_for_trouble()
+        elif all(each.level in {"echo", "noise"} for each in self._found.values()):
+            self._look_for_a_file()
+            self._name_where_ranks_stood()
         self._name_who_is_behind()
+        self._set_consequences_aside()
         counted = [replace(each, times=self._times[each.id]) for each in self._found.values()]
         return sorted(counted, key=lambda each: each.order)
 
@@ -269,6 +290,32 @@ class LogSearch:
             "if they are of one process group, that rank is the one behind, and the others waited for it"
         )
         self._found[_WAITING] = replace(told, means=means)
+
+    def _name_where_ranks_stood(self) -> None:
+        """Say where ranks stood that waited for each other, if nothing in the log is a cause."""
+        echoes = [each for each in self._found.values() if each.level == "echo"]
+        if echoes and (means := ranks_apart(self._stood, self._silent)):
+            first = min(echoes, key=lambda each: each.number)
+            self._found[first.id] = replace(first, means=means, fix=_APART_FIX)
+
+    def _look_for_a_file(self) -> None:
+        """Note the first line at the end of the log in which a program misses a file: all others tell of an echo."""
+        lines = self._before[-_TROUBLE_LINES:]
+        for number, line in enumerate(lines, self.lines - len(lines) + 1):
+            text = line[:_WINDOW].decode("utf-8", "replace").strip()
+            if _FILE_TROUBLE.search(text) and not _NO_TROUBLE.search(text):
+                self._class_of(text, number, is_said=True)
+                return
+
+    def _set_consequences_aside(self) -> None:
+        """A failure that another one here explains is an echo of it; an echo of an echo is left out."""
+        for name in [each.id for each in self._found.values() if each.level != "noise" and not each.is_warned]:
+            signature = known_failures().get(name)
+            for explained in signature.explains if signature and name in self._found else ():
+                if explained in self._found and self._found[explained].is_echo:
+                    del self._found[explained]
+                elif explained in self._found:
+                    self._found[explained] = replace(self._found[explained], level="echo")
 
     def _search(self, count: int) -> None:
         lines, shapes, before = self._begun, self._shapes, self.lines
@@ -314,6 +361,8 @@ class LogSearch:
                 self._ignores = 0
                 return
             self._note(pattern, match, number, line)
+            if pattern.signature.level == "echo" and tells & _RAISES and (tag := _TORCH_RANK.match(line)):
+                self._note_stand(at, tag)
             if self._found[pattern.id].number == number:
                 self._found[pattern.id] = replace(self._found[pattern.id], time=self._time_at(at))
             if pattern.is_vague and tells & _RAISES:
@@ -321,6 +370,14 @@ class LogSearch:
                 self._note_place(pattern.id, number)
         elif tells:
             self._look_for_error(at, number, line, tells)
+
+    def _note_stand(self, at: int, tag: re.Match[bytes]) -> None:
+        """Keep where a rank stood that waited for another one, or lost it. tag: of its lines."""
+        rank, lines = tag[1].decode(), (self._before + self._begun[:at])[-_BEHIND:]
+        if rank not in self._stood and len(self._stood) < _MOST_CLASSED and (place := stood_at(lines, tag.group())):
+            if not self._stood:
+                self._silent = last_words(lines, rank)
+            self._stood[rank] = place
 
     def _best_match(self, at: int, text: str, patterns: Sequence[_Pattern]) -> tuple[_Pattern, re.Match[str]] | None:
         """The pattern that counts of those that match in a line, and its match. text: of the line."""
@@ -384,6 +441,7 @@ class LogSearch:
         last = next((text.strip() for text in reversed(texts) if text.strip()), "")
         said = (
             _not_a_number(texts)
+            or zero_rate(texts)
             or _rise(texts)
             or _standing_loss(texts)
             or _chance(texts)
@@ -404,6 +462,9 @@ class LogSearch:
         text = found.decode("utf-8", "replace").strip()
         if text.endswith(":") and at + 1 < len(self._begun):
             text += " " + self._begun[at + 1].decode("utf-8", "replace").strip()
+        elif _INVALID.search(text):
+            below = b" ".join(line.strip() for line in self._begun[at + 1 : at + 3] if b"For further" not in line)
+            text += ": " + below.decode("utf-8", "replace")
         elif text == "AssertionError":
             above = (self._before + self._begun[max(0, at - _ASSERTED_ABOVE) : at])[-_ASSERTED_ABOVE:]
             asserted = [match[1] for line in above if (match := _ASSERTED.search(line))]
@@ -427,6 +488,8 @@ class LogSearch:
             self._found[pattern.id] = replace(
                 self._found[pattern.id], line=text, is_warned=is_said, time=self._time_at(number - 1 - self.lines)
             )
+            if part := view_of_a_part(text):
+                self._found[pattern.id] = replace(self._found[pattern.id], means=f"{part}: {text[:LINE_CHARS]}")
             if not is_said:
                 self._note_place(pattern.id, number)
         else:
@@ -481,10 +544,11 @@ class LogSearch:
         if before is not None and is_warned:
             return
         signature = pattern.signature
+        means = filled(signature.means, match, self._host) + self._added(pattern.id, number, line)
         self._found[pattern.id] = Sighting(
             id=pattern.id,
             level=signature.level,
-            means=filled(signature.means, match, self._host),
+            means=means,
             fix=filled(signature.fix, match, self._host),
             confirm=filled(signature.confirm, match, self._host),
             line=_shown(match),
@@ -492,6 +556,14 @@ class LogSearch:
             times=1,
             is_warned=is_warned,
         )
+
+    def _added(self, name: str, number: int, line: bytes) -> str:
+        """What the line, or those above it, add to the meaning of a row."""
+        if name in {"crashed", "killed"} and (found := _LOCAL_RANK.search(line)):
+            return f" (local rank {found[1].decode()} of its host)"
+        above = (self._before + self._begun[: number - self.lines])[-_BEHIND:] if name == _LOSS_NAN else []
+        rate = too_high_rate(above)
+        return f"; the log tells a learning rate of {rate}, which is far too high: take 1e-4 to 1e-3" if rate else ""
 
 
 def _standing_loss(texts: Sequence[str]) -> str:

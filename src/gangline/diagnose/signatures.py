@@ -43,6 +43,8 @@ class Signature:
     """What is to blame: this rank, another rank, network, host, script, data, software, outside or nobody."""
     confirm: str = ""
     """How to be sure that it is this."""
+    explains: tuple[str, ...] = ()
+    """Rows that tell of its consequence in the same log: they are told after it, as echoes."""
     avoid: tuple[str, ...] = ()
     """Advice that is often given for it, and is wrong or does harm."""
     since: str = ""
@@ -101,9 +103,11 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "clients-missing": Signature(
         patterns=(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined",),
-        means="{1} of {2} launchers met within {0} s: the others never started, or do not reach the head",
-        fix="look at the hosts that are missing: gangline check tries every host and pair",
+        means="{1} of {2} ranks or launchers met within {0} s: the others never started, or do not reach the head",
+        fix="start those that are missing, or let WORLD_SIZE (--nnodes) be the number that is started; look at the "
+        "hosts that are missing: gangline check tries every host and pair",
         level="echo",
+        explains=("rendezvous",),
     ),
     "rendezvous": Signature(
         patterns=("RendezvousTimeoutError", r"wait timeout after \d+ms, keys: ", "RendezvousConnectionError"),
@@ -164,6 +168,7 @@ SIGNATURES: dict[str, Signature] = {
         patterns=(
             "is killed by signal: Bus error",
             "unable to write to file </torch_",
+            r"unable to allocate shared memory\(shm\) for file </torch_",
             "unable to open shared memory object",
             r"Signal 7 \(SIGBUS\)",
             r"exitcode *: -7[ )]",
@@ -200,7 +205,8 @@ SIGNATURES: dict[str, Signature] = {
         ),
         level="symptom",
         means="native code crashed: a library or driver, seldom the script itself",
-        fix="the lines above it name the library; one version of torch and driver on all hosts: gangline check",
+        fix="the lines above it name the library; where they do not, start again with PYTHONFAULTHANDLER=1, which "
+        "writes the Python line in which it crashed; one version of torch and driver on all hosts: gangline check",
     ),
     "hang-up": Signature(
         patterns=(
@@ -237,9 +243,10 @@ SIGNATURES: dict[str, Signature] = {
         fix="make room there, or set `workdir` of that host to another disk",
     ),
     "read-only": Signature(
-        patterns=("Read-only file system",),
-        means="a file system takes no writes: it was mounted so, or its disk has failed",
-        fix="look at that disk: the kernel log of the host says why (sudo dmesg -T)",
+        patterns=(r"Read-only file system(?:: '([^'\n]{1,300})')?",),
+        means="a file system takes no writes: it was mounted so, or its disk has failed: {0}",
+        fix="write to a folder on a file system that takes writes (findmnt -T FOLDER shows ro or rw); if that one took "
+        "writes before, look at its disk: the kernel log of the host says why (sudo dmesg -T)",
     ),
     "open-files": Signature(
         patterns=("Too many open files",),
@@ -395,6 +402,7 @@ SIGNATURES: dict[str, Signature] = {
     ),
     "hub-offline": Signature(
         patterns=("couldn't connect to 'https://huggingface.co'", "LocalEntryNotFoundError", "OfflineModeIsEnabled"),
+        explains=("no-such-host", "reset"),
         means="the host does not reach the hub, and has no copy",
         fix="put the model into a folder on this computer and name that: gangline brings it to every host",
     ),
@@ -427,9 +435,10 @@ SIGNATURES: dict[str, Signature] = {
         fix="ssh-copy-id; a key with a passphrase has to be in your agent (ssh-add)",
     ),
     "unknown-name": Signature(
-        patterns=(r"Could not resolve hostname ([\w.-]{1,253})",),
+        patterns=(r"Could not resolve hostname ([\w.-]{1,253})(?::[^\n]{1,100})?",),
         means="nobody knows the name {0} (E-ACC-06)",
-        fix="put it into ~/.ssh/config, or write its address into the cluster file",
+        fix="compare it letter by letter with the names of the hosts; if it is right, put it into ~/.ssh/config, or "
+        "write its address into the cluster file",
     ),
     "no-such-host": Signature(
         patterns=("Name or service not known", "Temporary failure in name resolution"),
@@ -553,4 +562,4 @@ def after_head(pattern: str) -> str:
 
 def filled(words: str, match: re.Match[str], host: str) -> str:
     """A text of a signature with the groups of a match in it."""
-    return words.format(*match.groups(), host=host)
+    return words.format(*match.groups(""), host=host).removesuffix(": ")
