@@ -544,12 +544,12 @@ class LogSearch:
         if before is not None and is_warned:
             return
         signature = pattern.signature
-        means = filled(signature.means, match, self._host) + self._added(pattern.id, number, line)
+        means, fix = self._more_exact(signature, match, pattern.id, number, line)
         self._found[pattern.id] = Sighting(
             id=pattern.id,
             level=signature.level,
             means=means,
-            fix=filled(signature.fix, match, self._host),
+            fix=fix,
             confirm=filled(signature.confirm, match, self._host),
             line=_shown(match),
             number=number,
@@ -557,13 +557,18 @@ class LogSearch:
             is_warned=is_warned,
         )
 
-    def _added(self, name: str, number: int, line: bytes) -> str:
-        """What the line, or those above it, add to the meaning of a row."""
+    def _more_exact(
+        self, signature: Signature, match: re.Match[str], name: str, number: int, line: bytes
+    ) -> tuple[str, str]:
+        """What a row means and what to do, with what the line or those above it add."""
+        means, fix = filled(signature.means, match, self._host), filled(signature.fix, match, self._host)
         if name in {"crashed", "killed"} and (found := _LOCAL_RANK.search(line)):
-            return f" (local rank {found[1].decode()} of its host)"
+            return f"{means} (local rank {found[1].decode()} of its host)", fix
         above = (self._before + self._begun[: number - self.lines])[-_BEHIND:] if name == _LOSS_NAN else []
-        rate = too_high_rate(above)
-        return f"; the log tells a learning rate of {rate}, which is far too high: take 1e-4 to 1e-3" if rate else ""
+        if rate := too_high_rate(above):
+            means = f"a learning rate of {rate}, which the log tells, is far too high: the loss became NaN"
+            fix = f"lower it (1e-5 to 1e-3 is usual with Adam), with warm-up and gradient clipping; if it stays: {fix}"
+        return means, fix
 
 
 def _standing_loss(texts: Sequence[str]) -> str:

@@ -51,7 +51,7 @@ class Signature:
     until: str = ""
     """The first and the last version that is known to write it."""
     sources: tuple[str, ...] = ()
-    """Where its words were seen."""
+    """Where its words were seen: an address, or `made here:` with the program that was made to fail, and its version."""
     is_verdict: bool = False
     """It is the whole cause: the supervisor names it in the place of the words."""
 
@@ -342,7 +342,7 @@ SIGNATURES: dict[str, Signature] = {
     # --- software that is missing or does not fit
     "no-module": Signature(
         patterns=(
-            r"ModuleNotFoundError: No module named '(\w{1,80}|(?:google|nvidia|azure)\.[\w.]{1,80})'",
+            r"ModuleNotFoundError: No module named '(?!\w{1,60}_(?:cuda|C|cpp|ext|ops|kernels)')(\w{1,80}|(?:google|nvidia|azure)\.[\w.]{1,80})'",
             r"No module named ([\w.]{1,80})(?=\n|$)",
         ),
         means="the package {0} is not in the environment of that host (E-SW-01)",

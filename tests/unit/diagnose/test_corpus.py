@@ -29,6 +29,8 @@ HARMFUL = (
     r"NVIDIA-Linux\S*\.run", r"chown -R \S+ /(?!\S)",
 )  # fmt: skip
 """Advice that does harm: no `fix` may give it."""
+SOURCE = re.compile(r"https?://\S+|made here: (?=[^\n]*\d)[\w.+ -]{5,60}")
+"""Where words were seen: an address, or a program that was made to fail here, with its version."""
 UNBOUNDED = re.compile(r"(?<!\\)(?:\.|\]|\))(?:[*+](?!\d)|\{\d*,\})")
 """A repetition of anything, of a class or of a group, without an upper bound."""
 
@@ -60,7 +62,7 @@ def faults_of(family: str, signature: Signature) -> list[str]:
     faults = {
         "its level": signature.level not in LEVELS,
         "whom it blames": signature.blames not in BLAMED,
-        "its sources": not signature.sources or not all(re.match(r"https?://\S+$", each) for each in signature.sources),
+        "its sources": not signature.sources or not all(SOURCE.fullmatch(each) for each in signature.sources),
         "patterns with unlike groups": len({re.compile(pattern).groups for pattern in signature.patterns}) != 1,
         "a pattern that begins with no whole word of four letters": family != ERRORS
         and not all(whole_words(pattern) for pattern in signature.patterns),
@@ -96,7 +98,7 @@ def test_an_excerpt_says_where_it_was_seen(family: str) -> None:
     wrong = {
         name: where
         for name, where in seen_at.items()
-        if (not re.match(r"https?://\S+$", where) or re.fullmatch(lists, where))
+        if (not SOURCE.fullmatch(where) or re.fullmatch(lists, where))
         and not (where == MADE_UP and family in {"general", "exits", ERRORS})
     }
     assert wrong == {}
