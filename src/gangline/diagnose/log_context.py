@@ -52,7 +52,9 @@ def ranks_apart(places: Mapping[str, str], other: tuple[str, str] | None) -> str
     """
     if len(set(places.values())) > 1:
         shown = sorted(places.items(), key=lambda each: int(each[0]))
-        told = [next(each for each in shown if each[1] == place) for place in dict.fromkeys(place for _, place in shown)]
+        told = [
+            next(each for each in shown if each[1] == place) for place in dict.fromkeys(place for _, place in shown)
+        ]
         where = ", ".join(f"rank {rank} at {place}" for rank, place in told[:3])
         return f"ranks waited for each other at different places of the script: {where}"
     if len(places) == 1 and other is not None and other[0] not in places:

@@ -51,7 +51,7 @@ class Signature:
     until: str = ""
     """The first and the last version that is known to write it."""
     sources: tuple[str, ...] = ()
-    """Where its words were seen: an address, or `made here:` with the program that was made to fail, and its version."""
+    """Where its words were seen: an address, or `made here:` and the program that failed, with its version."""
     is_verdict: bool = False
     """It is the whole cause: the supervisor names it in the place of the words."""
 
@@ -65,6 +65,9 @@ class Signature:
 # in public threads. Where several fit one line, the more exact one counts: the longer match.
 
 _MESH = r"connectFullMesh failed(?:(?!remote=\[).){0,2000}remote=\["
+
+_NO_MODULE = r"ModuleNotFoundError: No module named '(?!\w{1,60}_(?:cuda|C|cpp|ext|ops|kernels)')"
+"""A compiled part of a package is no package: another row tells of it."""
 
 SIGNATURES: dict[str, Signature] = {
     # --- ranks that do not find each other
@@ -156,8 +159,9 @@ SIGNATURES: dict[str, Signature] = {
             "Cannot allocate memory",
             "std::bad_alloc",
         ),
-        means="the host had no memory left for what was asked for",
-        fix="lower micro_batch or data.sequence_length, give the host fewer `slots`, or end other programs there",
+        means="the host, or a limit of the process, left no memory for what was asked for",
+        fix="free -h and ulimit -v tell which: a limit (ulimit, a control group) with memory free is to be raised; "
+        "else lower micro_batch or data.sequence_length, give the host fewer `slots`, or end other programs there",
     ),
     "loader-killed": Signature(
         patterns=(r"DataLoader worker \(pid\(?s?\)? ?(\d+)[^)]{0,40}\) is killed by signal: Killed",),
@@ -342,7 +346,7 @@ SIGNATURES: dict[str, Signature] = {
     # --- software that is missing or does not fit
     "no-module": Signature(
         patterns=(
-            r"ModuleNotFoundError: No module named '(?!\w{1,60}_(?:cuda|C|cpp|ext|ops|kernels)')(\w{1,80}|(?:google|nvidia|azure)\.[\w.]{1,80})'",
+            _NO_MODULE + r"(\w{1,80}|(?:google|nvidia|azure)\.[\w.]{1,80})'",
             r"No module named ([\w.]{1,80})(?=\n|$)",
         ),
         means="the package {0} is not in the environment of that host (E-SW-01)",
