@@ -18,7 +18,7 @@ from gangline.config.host_file import (
 from gangline.config.mistakes import listed, nearest, printable, quote
 from gangline.config.validate import Checked
 from gangline.plugins import Table
-from gangline.runs.cluster import Cluster, Host
+from gangline.runs.cluster import LEAST_VOICES, Cluster, Host
 
 
 def resolve_cluster(
@@ -132,10 +132,6 @@ def _check_backend(checked: Checked[ClusterWords], backends: Table[Any] | None) 
         fix=NO_BACKENDS.get(name)
         or (f"did you mean {quote(close)}?" if close else "write one of them, or install the package that has it"),
     )
-
-
-LEAST_VOICES = 3
-"""Of two hosts neither is more than half without the other."""
 
 
 def _check_takeover(checked: Checked[ClusterWords], hosts: Sequence[Host]) -> None:

@@ -102,8 +102,8 @@ def start_attempt(
         )
     elif supervisor.unattended:
         context.console.report(f"unattended: yes, {supervisor.host} supervises the run; you can turn this computer off")
-        if supervisor.candidates:
-            context.console.report(_if_lost(layout, supervisor))
+        if cluster.takeover == "votes":
+            context.console.report(_if_lost(layout, supervisor, _why_none(layout, supervisor)))
     try:
         if supervisor.host is None:
             supervisor.save(layout)
@@ -119,23 +119,25 @@ def start_attempt(
         raise
 
 
-def _able(layout: RunLayout, supervisor: SupervisorRecord) -> tuple[str, ...]:
-    """The host of the supervisor and those that may take over from it; () where nobody may."""
+def _why_none(layout: RunLayout, supervisor: SupervisorRecord) -> str:
+    """Why nobody takes this run over from the host of its supervisor; "": one of the candidates does."""
     job = load_if_there(layout.job, Job)
-    may = bool(supervisor.candidates) and job is not None and job.failures.restarts > 0
-    return (str(supervisor.host), *supervisor.candidates) if may else ()
+    if job is None:
+        return "`takeover` is not for programs of your own"
+    if not supervisor.candidates:
+        return "with fewer than three hosts nobody is elected"
+    if not job.failures.restarts:
+        return "the job ends it at the first failure"
+    return "" if job.failures.without else "the job never goes on without a host"
 
 
-def _if_lost(layout: RunLayout, supervisor: SupervisorRecord) -> str:
+def _if_lost(layout: RunLayout, supervisor: SupervisorRecord, why_none: str) -> str:
     """The line that says what becomes of the run if the host of its supervisor is lost."""
     host, name = supervisor.host, layout.run_id
-    if _able(layout, supervisor):
+    if not why_none:
         successors = " or ".join(supervisor.candidates)
         return f"if {host} is lost, {successors} takes the run over, as long as most of its hosts remain"
-    return (
-        f"if {host} is lost, the run waits for: gangline resume {name} --without {host} (the job ends it at the first "
-        "failure)"
-    )
+    return f"if {host} is lost, the run waits for: gangline resume {name} --without {host} ({why_none})"
 
 
 def _spawn_there(
@@ -145,10 +147,13 @@ def _spawn_there(
     head = cluster.head
     remote, there = context.transports[head.name], host_layout(head, layout.run_id)
     seen = seen_from_head(cluster).to_json()
-    able = _able(layout, supervisor)
-    ways = seen_from_anywhere(cluster) if able else cluster
-    deputies = Deputies(cluster=ways, candidates=able, attempt=number)
-    documents = {layout.cluster: seen, layout.attempt_cluster(number): seen, layout.deputies: deputies.to_json()}
+    documents = {layout.cluster: seen, layout.attempt_cluster(number): seen}
+    if supervisor.candidates and not _why_none(
+        layout, supervisor
+    ):  # one of an attempt before counts no more, so it may stay
+        able = (head.name, *supervisor.candidates)
+        deputies = Deputies(cluster=seen_from_anywhere(cluster), candidates=able, attempt=number)
+        documents[layout.deputies] = deputies.to_json()
     # the plan: not of a command of the user's own
     copied = (layout.gang(number), layout.networks(number), layout.again(number), layout.plan)
     documents |= _documents(copied)

@@ -22,7 +22,7 @@ from gangline.launch.backend import LaunchRequest
 from gangline.provision.console import Console
 from gangline.provision.trees import host_layout
 from gangline.report.follow import View, checked_board, raise_failure
-from gangline.runs.cluster import Cluster, Host
+from gangline.runs.cluster import LEAST_VOICES, Cluster, Host
 from gangline.runs.files import json_object, write_atomic
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import (
@@ -398,7 +398,7 @@ def choose_supervisor_host(cluster: Cluster, context: Context) -> SupervisorReco
     if cluster.supervisor == "here":
         return SupervisorRecord(why_not=("the cluster file says `supervisor: here`",))
     reasons = _why_not(cluster, context)
-    if reasons and cluster.takeover == "votes":
+    if reasons and cluster.takeover == "votes" and len(cluster.hosts) >= LEAST_VOICES:
         _refuse_votes(f"{head.name} says: {'; '.join(reasons)}")
     if reasons and cluster.supervisor == "head":
         raise RunFailed(
@@ -412,10 +412,10 @@ def choose_supervisor_host(cluster: Cluster, context: Context) -> SupervisorReco
 
 
 def _candidates(cluster: Cluster, context: Context) -> tuple[str, ...]:
-    """Hosts that could take over from the supervisor on the head, () where that is not asked for; raises RunFailed
-    where none could.
+    """Hosts that could take over from the supervisor on the head; () where that is not asked for, and of two hosts, as
+    neither is elected without the other. Raises RunFailed where one could not.
     """
-    if cluster.takeover == "none":
+    if cluster.takeover == "none" or len(cluster.hosts) < LEAST_VOICES:
         return ()
 
     def reasons_of(host: Host) -> list[str]:

@@ -440,8 +440,10 @@ class _Session:
             supervisor = choose_supervisor_host(
                 replace(cluster, hosts=(*placed, *cluster.hosts[len(placed) :])), context
             )
-        except RunFailed as error:  # as far as these hosts are prepared
-            self.console.report(str(error))
+        except RunFailed as error:
+            if cluster.takeover != "votes":
+                raise
+            self.console.report(str(error))  # as far as these hosts are prepared
             return
         if supervisor.candidates:
             others = " or ".join(supervisor.candidates)

@@ -11,6 +11,8 @@ from gangline.runs.record_versions import Record, load_if_there, load_record
 
 ENGINES = ("podman", "docker")
 """Kinds of environment that are an image of such a program."""
+LEAST_VOICES = 3
+"""Hosts that elect one of them: of two, neither is more than half without the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

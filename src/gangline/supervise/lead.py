@@ -77,7 +77,7 @@ class Deputies(Record):
 
     @staticmethod
     def of(layout: RunLayout) -> Deputies | None:
-        """Those of a run; None: nobody may take over."""
+        """The last that were written for a run; None: there never were any."""
         return load_if_there(layout.deputies, Deputies)
 
     def seen_from(self, own: str) -> Cluster:
@@ -546,7 +546,8 @@ class Lead:
 def lead_of(layout: RunLayout, attempt: int, connect: Callable[[Cluster], Mapping[str, Transport]]) -> Lead | None:
     """The lead that a supervisor on this host has to win before it commands; None: nobody else could take over."""
     deputies = Deputies.of(layout)
-    if deputies is None or not deputies.candidates:
+    begun = (load_if_there(layout.base(attempt), dict) or {"attempt": attempt})["attempt"]
+    if deputies is None or not deputies.candidates or deputies.attempt != begun:
         return None
     here = [host.name for host in Cluster.of_attempt(layout, attempt).hosts if host.transport == "local"]
     if len(here) != 1:

@@ -7,6 +7,7 @@ from pathlib import PurePath
 import pytest
 
 from gangline.context import Context, Dependencies
+from gangline.control import start
 from gangline.control.equip import Ready
 from gangline.control.listing import list_runs
 from gangline.control.start import discarded_unless_begun, preparing, resumable, start_attempt
@@ -14,7 +15,7 @@ from gangline.control.supervision import SupervisorRecord, open_run
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
+from gangline.runs.job import DataJob, FailureJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import write_record
 from gangline.runs.state import ProcessId, RunState
@@ -24,6 +25,12 @@ from tests.unit.planner.outcomes import plan
 
 ROWS = SourceJob(files=("rows.jsonl",))
 JOB = Job(name="tiny", model=ModelJob(path="model"), data=DataJob(train=ROWS), batch=1, micro_batch=1)
+
+
+def with_failures(**words):
+    return dataclasses.replace(JOB, failures=FailureJob(**words))
+
+
 THERE = ProcessId(pid=4711, start_ticks=99)
 LOST = HostUnreachable("pc1 does not answer any more", seen="the connection ended", fix="look at the network")
 
@@ -42,6 +49,8 @@ class World:
         self.comes_up = False
         self.error = LOST
         self.said = []
+        self.candidates = ()
+        self.job = JOB
 
     def report(self, line):
         self.said.append(line)
@@ -81,11 +90,13 @@ class World:
 
     def start(self):
         context = Context(transports={"pc1": self.keeper}, home=self.home, console=self, deps=self.deps)
-        ready = Ready(cluster=self.cluster, networks={}, supervisor=lambda: SupervisorRecord(host="pc1"))
+        record = SupervisorRecord(host="pc1", candidates=self.candidates)
+        ready = Ready(cluster=self.cluster, networks={}, supervisor=lambda: record)
         gang = Gang(run_id=self.layout.run_id, attempt=1, ranks=(GangRank(host="pc1", share=1),))
         state = RunState(name="job", supervisor=ProcessId(pid=1, start_ticks=0))  # whose process is gone later
         with discarded_unless_begun(self.layout, self.cluster, context), preparing(self.layout, state):
-            JOB.save(self.layout.job)
+            if self.job is not None:
+                self.job.save(self.layout.job)
             write_record(self.layout.cluster, self.cluster.to_json())
             start_attempt(self.layout, ready, gang, context)
 
@@ -132,6 +143,36 @@ def test_who_looks_after_a_run_has_its_plan_to_hold_what_comes_against(world, pl
     handed_over = world.keeper.files.get(PurePath(world.there.plan))
     assert (handed_over is None) != planned
     assert not planned or json.loads(handed_over)["job"] == "tiny"
+
+
+def test_records_for_a_successor_are_written_only_where_there_may_be_one(world):
+    world.comes_up, world.error = True, None
+    world.start()
+    assert PurePath(world.there.deputies) not in world.keeper.files
+    assert not [line for line in world.said if "is lost" in line]
+
+
+@pytest.mark.parametrize(
+    ("job", "candidates", "why_none"),
+    [
+        (JOB, ("pc2", "pc3"), ""),
+        (JOB, (), "with fewer than three hosts nobody is elected"),
+        (None, ("pc2", "pc3"), "`takeover` is not for programs of your own"),
+        (with_failures(restarts=0), ("pc2", "pc3"), "the job ends it at the first failure"),
+        (with_failures(without=False), ("pc2", "pc3"), "the job never goes on without a host"),
+    ],
+)
+def test_a_start_says_what_becomes_of_the_run_if_its_supervisor_is_lost(world, monkeypatch, job, candidates, why_none):
+    monkeypatch.setattr(start, "seen_from_anywhere", lambda cluster: cluster)  # asks ssh
+    world.comes_up, world.error = True, None
+    world.cluster = dataclasses.replace(world.cluster, takeover="votes")
+    world.job, world.candidates = job, candidates
+    world.start()
+    (said,) = [line for line in world.said if "is lost" in line]
+    waits = f"if pc1 is lost, the run waits for: gangline resume calm-otter-7 --without pc1 ({why_none})"
+    takes = "if pc1 is lost, pc2 or pc3 takes the run over, as long as most of its hosts remain"
+    assert said == (waits if why_none else takes)
+    assert (PurePath(world.there.deputies) in world.keeper.files) == (not why_none)
 
 
 def test_a_supervisor_that_did_not_come_up_leaves_a_run_that_is_lost_and_can_be_resumed(world):

@@ -2,9 +2,13 @@
 
 import dataclasses
 import re
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
+from gangline.errors import RunFailed
+from gangline.prepare import prepare_hosts
 from gangline.prepare.keys_between import BETWEEN, FOLDER, GATE, KEY, gate_program
 from gangline.prepare.prepare_step import CommandChange, FileChange, FileRead, HostReading, StepView
 from gangline.prepare.ssh_access import AUTHORIZED, CONFIG, OWN_CONFIG
@@ -182,3 +186,21 @@ def test_a_home_that_a_shell_would_have_to_be_told_in_quotes_gets_no_line():
     plan = planned("pc2", {**with_keys("pc1"), "pc2": own}, hosts=HOSTS[:2])
     assert {AUTHORIZED, GATE}.isdisjoint(texts_of(plan))
     assert "would have to be quoted for sshd" in plan.remains[0]
+
+
+@pytest.mark.parametrize("takeover", ["none", "votes"])
+def test_a_head_that_must_supervise_and_cannot_fails_unless_hosts_are_prepared_one_by_one(monkeypatch, takeover):
+    def refuse(*_):
+        raise RunFailed("pc1 cannot supervise the run")
+
+    monkeypatch.setattr(prepare_hosts, "located", lambda cluster, _: cluster)
+    monkeypatch.setattr(prepare_hosts, "place_code", lambda cluster, *_, **__: cluster)
+    monkeypatch.setattr(prepare_hosts, "choose_supervisor_host", refuse)
+    said = []
+    cluster = Cluster(name="home", hosts=HOSTS, supervisor="head", takeover=takeover)
+    session = SimpleNamespace(
+        cluster=cluster, steps=(BETWEEN,), readings={"pc1": reading()}, console=SimpleNamespace(report=said.append)
+    )
+    with nullcontext() if takeover == "votes" else pytest.raises(RunFailed):
+        prepare_hosts._Session.report_supervisor(session, SimpleNamespace(transports={}))
+    assert len(said) == (takeover == "votes")

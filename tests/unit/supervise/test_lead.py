@@ -1,15 +1,18 @@
 """A leader at work on hosts that are folders: what it does about another one that was elected while it slept."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gangline.agent.supervise.voting import HEARD_S, HostVoice
 from gangline.errors import HostUnreachable
+from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import write_record
 from gangline.runs.state import RunState
-from gangline.supervise.lead import AGAIN_S, LOST_S, Deposed, Deputies, Lead
+from gangline.supervise.lead import AGAIN_S, LOST_S, Deposed, Deputies, Lead, lead_of, seen_from
 from gangline.supervise.leadership import HOLD_S
 from gangline.transport.transport import CommandResult
 from tests.saved import read_events
@@ -51,7 +54,8 @@ class Hosts:
 
     def __init__(self, folder):
         self.now = 1000.0
-        self.cluster = cluster_of(folder, *NAMES)
+        hosts = cluster_of(folder, *NAMES).hosts
+        self.cluster = Cluster(name="home", hosts=tuple(replace(host, transport="ssh") for host in hosts))
         self.deputies = Deputies(cluster=self.cluster, candidates=("h1", "h2"), attempt=1)
         self.layouts = {name: RunLayout(folder / name, RUN_ID) for name in NAMES}
         self.transports = {name: VotingHost(name, self.clock) for name in NAMES}
@@ -78,6 +82,21 @@ class Hosts:
             voice = HostVoice(self.layouts[host].folder, host, clock=self.clock)
             with voice.alone():
                 voice.listen()
+
+
+def test_hosts_that_might_take_over_an_attempt_before_have_no_say_in_one_that_a_person_began_without_votes(hosts):
+    """It may have begun again with `supervisor: here`, or with two hosts: nothing removes deputies.json."""
+    layout = hosts.layouts["h0"]
+    write_record(layout.deputies, hosts.deputies.to_json())
+    for attempt in (1, 2, 3):
+        layout.attempt(attempt).mkdir(parents=True)
+        write_record(layout.attempt_cluster(attempt), seen_from(hosts.cluster, "h0").to_json())
+
+    def is_led(attempt):
+        return lead_of(layout, attempt, lambda _: hosts.transports) is not None
+
+    write_record(layout.base(2), {"attempt": 1})
+    assert [is_led(attempt) for attempt in (1, 2, 3)] == [True, True, False]
 
 
 @pytest.fixture
