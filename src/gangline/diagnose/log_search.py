@@ -104,6 +104,8 @@ _WAITING = "watchdog-waiting"
 _WAITED_FOR = re.compile(
     r"\[Rank (\d{1,6})\] (?:Watchdog c|C)aught collective operation timeout: WorkNCCL\(SeqNum=(\d{1,12}),"
 )
+_WAITED_ROWS = frozenset({"waited", "rendezvous", "store-gone", "nccl-timeout", _WAITING})
+"""So says a rank whose time of waiting is over; one that lost a connection may stand anywhere."""
 _LOSS_NAN = "loss-nan"
 _TORCH_RANK = re.compile(rb"\[rank(\d{1,6})\]: ")
 _LOCAL_RANK = re.compile(rb"\blocal_rank: (\d{1,6})\b")
@@ -111,6 +113,7 @@ _APART_FIX = (
     "look for what only some ranks do before these places: a collective, new_group or barrier inside `if rank == 0`, "
     "another number of batches (equal shards, drop_last, DistributedSampler, model.join()), an evaluation or a save on "
     "one rank; do it on all ranks alike, or, where one rank works alone for long, raise timeout= of init_process_group"
+    "; stages of a pipeline stand at different places anyway: look at what ended or stood still first"
 )
 _FILE_TROUBLE = re.compile(r"[\w./*-]*/[^\s'\":]{1,200}['\"]?: (?:No such file or directory|Permission denied)")
 """A program that is not Python's, about a file."""
@@ -294,8 +297,8 @@ class LogSearch:
     def _name_where_ranks_stood(self) -> None:
         """Say where ranks stood that waited for each other, if nothing in the log is a cause."""
         echoes = [each for each in self._found.values() if each.level == "echo"]
-        if echoes and (means := ranks_apart(self._stood, self._silent)):
-            first = min(echoes, key=lambda each: each.number)
+        first = min(echoes, key=lambda each: each.number) if echoes else None
+        if first and first.id in _WAITED_ROWS and (means := ranks_apart(self._stood, self._silent)):
             self._found[first.id] = replace(first, means=means, fix=_APART_FIX)
 
     def _look_for_a_file(self) -> None:

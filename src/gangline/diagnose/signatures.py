@@ -428,8 +428,16 @@ SIGNATURES: dict[str, Signature] = {
         fix="lower optimizer.learning_rate, set precision: bf16, or look at the samples that events.jsonl names",
     ),
     # --- ssh
+    "host-key-refused": Signature(
+        patterns=("Host key verification failed",),
+        means="ssh refuses the host's key: it is not in known_hosts and nobody could be asked (BatchMode), or, where "
+        "the lines above say that it has changed, it is another one (E-ACC-03)",
+        fix="not known yet: ssh HOST once by hand, and compare the fingerprint with the one on the host's own "
+        "console (under gangline: gangline init); changed: find out why before the new one is taken",
+    ),
     "host-key": Signature(
-        patterns=("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed"),
+        patterns=("REMOTE HOST IDENTIFICATION HAS CHANGED", r"Host key for \S{1,253} has changed"),
+        explains=("host-key-refused",),
         means="the host shows another key than the pinned one: installed anew, or somebody is in between (E-ACC-03)",
         fix="compare the fingerprint on its own console; only if it is the new one: gangline init",
     ),

@@ -52,6 +52,7 @@ LINES = {
     "other-shape": "        size mismatch for model.embed_tokens.weight: copying a param with shape torch.Size([32000, 256]) from checkpoint",
     "cut-weights": "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered",
     "not-finite": "the loss or its gradient was not finite in 4 steps in a row, up to step 12",
+    "host-key-refused": "Host key verification failed.",
     "host-key": "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @",
     "ssh-denied": "me@pc2: Permission denied (publickey).",
     "unknown-name": "ssh: Could not resolve hostname pc9: Name or service not known",

@@ -107,6 +107,21 @@ def test_a_consequence_is_told_after_what_explains_it() -> None:
     assert [each.level for each in found_in(last)] == ["cause"]
 
 
+def test_a_host_key_that_has_changed_is_not_told_as_one_that_is_not_known() -> None:
+    refused = "Host key verification failed.\n"
+    changed = (
+        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key for pc2 has changed and you have\n" + refused
+    )
+    assert [each.id for each in found_in(changed) if each.level == "cause"] == ["host-key"]
+    assert [each.id for each in found_in(refused)] == ["host-key-refused"]
+
+
+def test_ranks_that_lost_a_connection_may_stand_anywhere() -> None:
+    lost = waits(0, 30, "a()").replace(WAITED, "RuntimeError: Connection closed by peer [10.0.0.2]:18664")
+    first = found_in(lost + waits(1, 31, "b()"))[0]
+    assert (first.id, first.means) == ("reset", known_failures()["reset"].means)
+
+
 def test_rows_that_a_row_explains_exist_and_are_others() -> None:
     known = known_failures()
     wrong = {name: row.explains for name, row in known.items() if name in row.explains or set(row.explains) - {*known}}
