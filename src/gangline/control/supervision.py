@@ -233,18 +233,18 @@ def follow_leader(
         return None
     leader = known[1]
     there = host_layout(cluster.host(leader), layout.run_id)
-    with contextlib.suppress(HostUnreachable):
+    names = [host.name for host in cluster.hosts]
+    with contextlib.suppress(HostUnreachable):  # then the others have told at least who leads
         data = read_if_there(transports[leader], there.cluster)
         with understood(leader, f"the hosts of {layout.run_id}"):
             names = [host.name for host in decode_record(data, there.cluster, Cluster).hosts] if data else []
-        ordered = sorted(cluster.hosts, key=lambda host: names.index(host.name) if host.name in names else len(names))
-        if leader == supervisor.host and tuple(ordered) == cluster.hosts:
-            return None
-        moved = replace(supervisor, host=leader), replace(cluster, hosts=tuple(ordered))
-        moved[0].save(layout)
-        write_record(layout.cluster, moved[1].to_json())
-        return moved
-    return None
+    ordered = sorted(cluster.hosts, key=lambda host: names.index(host.name) if host.name in names else len(names))
+    if leader == supervisor.host and tuple(ordered) == cluster.hosts:
+        return None
+    moved = replace(supervisor, host=leader), replace(cluster, hosts=tuple(ordered))
+    moved[0].save(layout)
+    write_record(layout.cluster, moved[1].to_json())
+    return moved
 
 
 def _has_ended_here(layout: RunLayout) -> bool:
@@ -290,9 +290,13 @@ def _has_ended(layout: RunLayout, cluster: Cluster, record: SlurmRecord | None) 
 def kill_without_supervisor(run: RunHandle, error: HostUnreachable, deps: Dependencies) -> NoReturn:
     """Order every host agent that answers to end its ranks, without the supervisor's host; raises its silence."""
     state = RunState.load(run.layout)
-    request = request_here(run.layout, state.attempt)
+    # What this computer heard last may be old: the hosts know the attempt, and the epoch of its supervisor.
+    request = request_here(run.layout, max(state.attempt, _last_attempt(run)))
+    backend = deps.backend(request.backend)
+    epochs = [status.epoch or 0 for status in backend.poll(request, run.transports)]
     # above the epoch of the supervisor there, which is refused from now on if it still lives
-    missed = deps.backend(request.backend).stop(request, run.transports, now=True, epoch=state.epoch + 1)
+    epoch = max([state.epoch, *epochs]) + 1
+    missed = backend.stop(request, run.transports, now=True, epoch=epoch)
     told = [name for name in request.names if name not in missed]
     raise HostUnreachable(
         f"{run.supervisor.host}, which supervises {run.layout.run_id}, does not answer",
@@ -300,6 +304,20 @@ def kill_without_supervisor(run: RunHandle, error: HostUnreachable, deps: Depend
         fix=f"when the host is back, clean it up: gangline stop {run.layout.run_id}; if it is off, go on without it: "
         f"gangline resume {run.layout.run_id} --without {run.supervisor.host}",
     )
+
+
+def _last_attempt(run: RunHandle) -> int:
+    """The last attempt that a host which answers has a folder of."""
+
+    def last_of(host: Host) -> int:
+        with contextlib.suppress(GanglineError, OSError, *NONSENSE):
+            names = run.transports[host.name].names(host_layout(host, run.layout.run_id).attempt(1).parent)
+            return max((int(each) for each in names if each.isdecimal()), default=0)
+        return 0
+
+    hosts = [host for host in run.cluster.hosts if host.name != run.supervisor.host]
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        return max(pool.map(last_of, hosts), default=0)
 
 
 def request_here(layout: RunLayout, attempt: int) -> LaunchRequest:

@@ -121,7 +121,7 @@ def supervise(
         lock = supervisor_lock(layout, timeout_s=PollIntervals().lock_s) if won is None else nullcontext(won[1])
         with lock as beat:
             courier = Courier(layout)
-            with leading(layout, attempt, won[0] if won is not None else None) as lead:
+            with leading(layout, attempt, won[0] if won is not None else None, beat=beat) as lead:
                 run = SupervisedRun(layout=layout, beat=beat, deliver=courier.deliver, lead=lead)
                 attempts = Attempts(run, attempt)
                 attempts.begin(secrets)

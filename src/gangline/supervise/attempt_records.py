@@ -33,6 +33,7 @@ class Records:
     """state.json, events.jsonl and the files of one attempt.
 
     epoch: of this supervisor; once another one has a higher one, nothing is written and Superseded is raised.
+    least_epoch: it is always above this, which rises when this very process is elected again.
     disk_s: how long a write that fails is repeated.
     beat: reports that the supervisor works; called often.
     """
@@ -45,14 +46,21 @@ class Records:
         disk_s: float = 60.0,
         pause_s: float = 0.3,
         beat: Callable[[], None] = lambda: None,
+        least_epoch: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.epoch = RunState.load(layout).epoch + 1
+        self._epoch = RunState.load(layout).epoch + 1
+        self._least_epoch = least_epoch
         self.beat = beat
         self._layout = layout
         self._attempt = attempt
         self._disk_s = disk_s
         self._pause_s = pause_s
         self._complaints: set[str] = set()
+
+    @property
+    def epoch(self) -> int:
+        """Of two supervisors of a run, the one with the higher epoch is in charge."""
+        return max(self._epoch, self._least_epoch() + 1)
 
     def set_phase(self, phase: Phase, **changes: object) -> None:
         """Write the phase of the run, and other fields of state.json."""

@@ -18,7 +18,7 @@ from gangline.runs.gang import Gang
 from gangline.runs.job import FailureJob, Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import write_record
-from gangline.runs.state import AttemptOutcome, RunState, read_leave, read_order, write_leave, write_order
+from gangline.runs.state import AttemptOutcome, RunState, StopOrder, read_leave, read_order, write_leave, write_order
 from gangline.supervise.attempt_records import Superseded
 from gangline.supervise.cause import OutOfMemory
 from gangline.supervise.clean import end_earlier
@@ -163,6 +163,10 @@ def choose_hosts(
 NEVER = FailureJob(restarts=0)
 
 
+class _NotConfirmedError(Exception):
+    """Most hosts of the next attempt do not confirm who leads the run."""
+
+
 class Attempts:
     """Supervises a run from one attempt on, until it has ended or only the user can resume it."""
 
@@ -199,14 +203,28 @@ class Attempts:
             self._current.followed.take_for_joined()
             if self._run.lead is not None:
                 self._ended = self._current.ended_before(self._lost.hosts)
-        elif self._may_begin(self._current.attempt, self._current.request.names):
-            self._current.begin(secrets)
-        else:
+            return
+        names = self._current.request.names
+        if self._has_begun_before() or read_order(self._layout, attempt=self._current.attempt) is not None:
+            if self._run.lead is not None:
+                self._run.lead.follow(names)
+        elif not self._may_begin(self._current.attempt, names):
             raise RunFailed(
                 f"attempt {self._current.attempt} of {self._layout.run_id} does not begin",
                 seen="most of its hosts do not confirm who leads the run",
                 fix="look at these hosts: gangline check; then: gangline resume",
             )
+        if self._current.gang.epoch != self._current.epoch:  # it was elected again meanwhile
+            transports = self._current.gang.transports
+            self._current = Supervisor(
+                self._run, self._current.attempt, transports=transports, reason_to_yield=self._reason_to_yield
+            )
+        self._current.begin(secrets)
+
+    def _has_begun_before(self) -> bool:
+        """Whether an earlier supervisor had begun the attempt: a majority had its records before that."""
+        state = RunState.load(self._layout)
+        return state.phase in {"running", "stopping"} and state.attempt == self._current.attempt
 
     def watch(self) -> AttemptOutcome:
         """Supervise the run until it has ended."""
@@ -229,6 +247,8 @@ class Attempts:
                 return self._next(self._base, ended)
             except Superseded:
                 raise
+            except _NotConfirmedError:  # fewer hosts answer than a moment ago
+                continue
             except (GanglineError, OSError) as problem:  # most likely a full disk
                 error = _as_gangline_error(problem)
                 if self._current.ended not in (None, ended):  # the next attempt was begun, and its processes were ended
@@ -241,7 +261,7 @@ class Attempts:
 
     def _ended_by_user(self, ended: Ended) -> Ended:
         """The same end as `stopped` where the user ended the run after a failure, before the next attempt."""
-        order = read_order(self._layout, attempt=self._current.attempt)
+        order = self._order()
         if order is None or ended.user_order is not None or ended.outcome.result == "finished":
             return ended
         outcome = dataclasses.replace(ended.outcome, result="stopped", error=None)
@@ -264,7 +284,9 @@ class Attempts:
         return ended.joined or (is_own and bool(ended.outcome.failures))
 
     def _next(self, base: Base, ended: Ended) -> str | None:
-        """Prepare and start the next attempt; the reason if there is none. Raises GanglineError where a host fails."""
+        """Prepare and start the next attempt; the reason if there is none. Raises GanglineError where a host fails, and
+        _NotConfirmedError where most of its hosts do not confirm who leads.
+        """
         current = self._current
         current.records.set_phase("restarting")
         if self._run.lead is not None and not self._run.lead.await_hold(self._is_ordered):
@@ -293,8 +315,8 @@ class Attempts:
         may_begin = self._may_begin(current.attempt + 1, request.names)
         if self._is_ordered():
             return ""
-        if not may_begin:  # fewer hosts answer than a moment ago
-            return self._next(base, ended)
+        if not may_begin:
+            raise _NotConfirmedError
         self._reach("prepared")
         current.gang.on(set(current.request.names) - set(request.names)).end_resting()  # these hosts have left the run
         self._report_restart(ended, chosen, step=choice.step, missing=missing, way=way)
@@ -407,7 +429,12 @@ class Attempts:
     def _is_ordered(self) -> bool:
         """Whether the user has ordered the run to end while no attempt runs."""
         self._run.beat()
-        return read_order(self._layout, attempt=self._current.attempt) is not None
+        return self._order() is not None
+
+    def _order(self) -> StopOrder | None:
+        """The order of the user: to this attempt, or to the next one, which state.json names before that begins."""
+        numbers = (self._current.attempt, self._current.attempt + 1)
+        return next((order for each in numbers if (order := read_order(self._layout, attempt=each))), None)
 
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

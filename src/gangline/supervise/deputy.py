@@ -43,6 +43,8 @@ TRY_S, LONGEST_PAUSE_S = 1.0, 15.0
 GIVE_UP_S = 3600.0
 """A deputy without a majority ends then; the host agent starts another one as long as there is any."""
 END_S = 40.0
+ANSWER_S = 3.0
+"""How long a winner waits for hosts that gave no vote: they may have answered late."""
 log = logging.getLogger(__name__)
 
 
@@ -80,6 +82,7 @@ def succeed(layout: RunLayout, own: str, secrets: Mapping[str, str]) -> int:
     """
     deputies = known_deputies(layout, own)
     lead = Lead(layout, deputies, own, connect_all(deputies.seen_from(own)))
+    lead.await_records()
     watch = LeaderWatch(layout, lead, deputies)
     while _await_turn(watch):
         with supervisor_lock(layout) as beat:  # a second process of this host would have its vote, too
@@ -194,11 +197,15 @@ def take_over(lead: Lead, taken: WonLead, secrets: Mapping[str, str], *, beat: C
 
     beat: touches the lock of the run's supervisor, which is held.
     """
-    lead.await_records()
     lead.start()
     layout, run = lead.layout, SupervisedRun(layout=lead.layout, beat=beat)
     leader, tried = taken.leader, taken.campaign
-    if not lead.await_hold(lambda: False, limit_s=60.0):
+
+    def is_ordered() -> bool:  # nobody can order an end here yet
+        beat()
+        return False
+
+    if not lead.await_hold(is_ordered, limit_s=60.0):
         raise RunFailed(f"{lead.own} was elected, but reaches no majority of the hosts of {layout.run_id}")
     lead.unpack(_fetch(lead, tried))
     state = RunState.load(layout)
@@ -206,7 +213,10 @@ def take_over(lead: Lead, taken: WonLead, secrets: Mapping[str, str], *, beat: C
         log.info("the run has ended: %s", state.phase)
         lead.end()
         return 0
-    away = sorted(host.name for host in lead.deputies.cluster.hosts if host.name not in tried.records)
+    # More than a majority is not waited for when votes are counted: whoever hears the leader now is there, too.
+    late = {host.name for host in lead.deputies.cluster.hosts} - tried.records.keys()
+    away = sorted(lead.await_heard(late, within_s=ANSWER_S))
+    beat()
     lead.raise_epoch()
     write_to(layout.supervisor_log(state.attempt))
     append_event(layout.events, "elected", source="supervisor", host=lead.own, term=lead.term, lost=leader)
@@ -234,7 +244,7 @@ def _end_attempt(run: SupervisedRun, request: LaunchRequest, *, away: Collection
     with run.attempt(present, epoch=epoch) as gang:
         statuses = gang.poll()
         gang.stop(now=True, resting=rests)
-        _await_end(gang)
+        _await_end(gang, run.beat)
         if not rests:
             gang.clean()
     before = load_if_there(run.layout.request(request.attempt - 1), LaunchRequest)
@@ -244,9 +254,10 @@ def _end_attempt(run: SupervisedRun, request: LaunchRequest, *, away: Collection
             gang.end_resting()
 
 
-def _await_end(gang: GangControl) -> None:
+def _await_end(gang: GangControl, beat: Callable[[], None]) -> None:
     deadline = time.monotonic() + END_S
     while any(status.phase == "running" for status in gang.poll()):
+        beat()
         if time.monotonic() > deadline:
             gang.stop(now=True)
             gang.clean()
@@ -257,7 +268,8 @@ def _await_end(gang: GangControl) -> None:
 def _record_end(layout: RunLayout, request: LaunchRequest, *, leader: str, away: Collection[str]) -> None:
     error = RunFailed(
         f"{leader}, which supervised the run, was not heard any more",
-        seen=f"the other hosts have elected a successor, without {listed(sorted(away))}",
+        seen="the other hosts have elected a successor"
+        + (f", without {listed(sorted(away))}" if away else f"; {leader} itself answers"),
         fix="look at that host: is it on, and does the network reach it?",
         details={"host": leader},
     )

@@ -28,7 +28,7 @@ from gangline.runs.decode import build, known_part
 from gangline.runs.files import json_object, write_atomic
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import Record, encode_record, load_if_there, write_record
-from gangline.runs.state import RunState, append_event
+from gangline.runs.state import RunState, StopOrder, append_event, read_order
 from gangline.supervise.attempt_records import Superseded
 from gangline.supervise.leadership import EPOCHS, HEARTBEAT_S, HOLD_S, Campaign, Hold, Membership, with_voices
 from gangline.transport.connect import connect_all
@@ -44,6 +44,8 @@ LOST_S = 50.0
 COMMIT_S = 30.0
 AGAIN_S = 3.0
 END_S = 30.0
+GOES_ON = ("running", "stopping", "restarting")
+"""Phases of a run of which something may be left to lead."""
 ELECT_S, PATIENT_S = 20.0, 3600.0
 """How long a supervisor asks for votes: one that a person has started, and one that a host agent has started again."""
 MOST_EVENTS = 1 << 20
@@ -117,11 +119,12 @@ class SealedRecords:
     def renew(self) -> int:
         """The number of the document as the files are now."""
         with self._lock:
-            # First: all that it names is written before it.
-            state = _text(self._layout.state)
-            paths = self._paths()
-            seen = [(str(path), stat.st_mtime_ns, stat.st_size) for path in paths if (stat := _stat(path)) is not None]
+            # Before any is read: what is written meanwhile is read again the next time.
+            stats = [(str(path), _stat(path)) for path in self._paths()]
+            seen = [(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats if stat is not None]
             if seen != self._seen:
+                state = _text(self._layout.state)  # before the others: all that it names is written before it
+                paths = self._paths()
                 self._files = {str(path.relative_to(self._layout.folder)): _text(path) for path in paths}
                 self._files[self._layout.state.name] = state
                 self._seen, self.number = seen, self.number + 1
@@ -206,6 +209,8 @@ class Lead:
         self.deputies = deputies
         self.own = own
         self.term = 0
+        state = load_if_there(layout.state, RunState)
+        self._led_before = state.epoch // EPOCHS if state is not None else 0
         self.transports = transports
         self._clock = clock
         self._records = SealedRecords(layout)
@@ -245,19 +250,26 @@ class Lead:
             tried.take(self._ask(tried.membership, request, quiet))
         if not self.is_afresh:
             self.membership = tried.membership
-        if tried.term is not None and not self._is_behind(tried):
+        if tried.term is not None and not self.is_behind(tried):
             with self._lock:
                 self.term, self.membership = tried.term, tried.membership
                 self._has, self._hold, self._contested, self.is_afresh = {}, Hold(), 0, False
             log.info("%s: %s leads in term %d", self.layout.run_id, self.own, tried.term)
         return tried
 
-    def _is_behind(self, tried: Campaign) -> bool:
+    def is_behind(self, tried: Campaign) -> bool:
         """Whether another host has led since this one did: what it wrote counts, and not the records of this one.
 
-        Before an attempt begins a majority has its records; so one of those that have voted for this host has them.
+        Before an attempt begins a majority has its records; so one of those that have voted for this host has them. A
+        deputy takes them from there.
         """
-        return bool(self.term) and tried.newest[0][0] > self.term
+        takes_them = not self.term and not self._has_records
+        return not takes_them and not self.is_afresh and tried.newest[0][0] > self.last_term
+
+    @property
+    def last_term(self) -> int:
+        """The last term in which this host led, also by an earlier supervisor; 0: it never did."""
+        return self.term or self._led_before
 
     def _ask(
         self, membership: Membership, request: Mapping[str, Any], quiet: Collection[str]
@@ -304,7 +316,7 @@ class Lead:
     # The lead itself.
 
     def await_records(self) -> None:
-        """Send no records until `unpack` has written them here."""
+        """Send no records until `unpack` has written them here: those of the newest voter."""
         self._has_records = False
 
     def unpack(self, data: bytes) -> None:
@@ -423,6 +435,13 @@ class Lead:
         with self._lock:
             return {host for host, has in self._has.items() if has.get(kind, (0, 0)) >= version}
 
+    def await_heard(self, hosts: Collection[str], *, within_s: float) -> set[str]:
+        """Wait until these hosts have heard the leader; those that have not after a time."""
+        deadline = self._clock() + within_s
+        while (silent := {host for host in hosts if not self._hears(host)}) and self._clock() < deadline:
+            time.sleep(0.1)
+        return silent
+
     @property
     def holds(self) -> bool:
         """Whether it may command: a majority has heard it within the last HOLD_S."""
@@ -435,14 +454,25 @@ class Lead:
             return
         self._contested_at = self._clock()
         tried = self.campaign()
-        if tried.leader is not None or (tried.term is not None and self._is_behind(tried)):
+        if tried.leader is not None or (tried.term is not None and self.is_behind(tried)):
             raise self._deposed(tried, seen=f"it was elected in term {self._contested}")
         if tried.term is not None:
             append_event(self.layout.events, "leads", source="supervisor", host=self.own, term=tried.term)
+            if self._has_records:
+                self.raise_epoch()
 
-    def give_way(self, epoch: int) -> Deposed:
-        """The error for a supervisor with a higher epoch, of which most of its hosts have told."""
-        return self._deposed(self.campaign_for_nothing(), seen=f"its orders have epoch {epoch}")
+    def give_way(self, epoch: int) -> Superseded:
+        """The error for a supervisor with a higher epoch, of which most of its hosts have told: Deposed, unless that is
+        a person who ordered an end around this host.
+        """
+        tried = self.campaign_for_nothing()
+        if tried.leader is None and epoch // EPOCHS <= self.term:
+            return Superseded(
+                f"another supervisor is in charge of {self.layout.run_id}",
+                seen=f"its epoch is {epoch}; no other host has been elected",
+                fix="nothing to do: this supervisor exits and has changed nothing since",
+            )
+        return self._deposed(tried, seen=f"its orders have epoch {epoch}")
 
     def campaign_for_nothing(self) -> Campaign:
         """A trial, which says who leads."""
@@ -454,7 +484,7 @@ class Lead:
     def _deposed(self, tried: Campaign, *, seen: str) -> Deposed:
         return Deposed(
             f"{tried.leader or 'another host'} leads {self.layout.run_id} now",
-            seen=f"{seen}, while {self.own} did not reach most of the hosts",
+            seen=seen,
             fix=f"nothing to do here; follow the run: gangline attach {self.layout.run_id}",
         )
 
@@ -486,15 +516,20 @@ class Lead:
             time.sleep(0.1)
         return True
 
+    def follow(self, hosts: Sequence[str]) -> None:
+        """These are the hosts of the attempt, that of rank 0 first: each hears from now on that the leader lives."""
+        self._listeners = tuple(hosts)
+        self.follow_head(hosts[0])
+        self.start()
+
     def commit(self, members: Sequence[str], is_ordered: Callable[[], bool]) -> bool:
         """Give the voice to the hosts of an attempt, and wait until a majority of them, and of those before, has that
         and the records as they are now; False where that is not reached, and then it may not begin. Raises Deposed.
         """
         if not self._settle(is_ordered):
             return False
-        voices, self._listeners = with_voices(members, self.own), tuple(members)
-        self.follow_head(members[0])
-        self.start()
+        voices = with_voices(members, self.own)
+        self.follow(members)
         if set(voices) != set(self.membership.members):
             with self._lock:
                 self.membership = self.membership.toward(voices)
@@ -526,8 +561,13 @@ class Lead:
     def raise_epoch(self) -> None:
         """Write an epoch of this term into state.json: the next supervisor of an attempt takes a higher one."""
         state = RunState.load(self.layout)
-        if state.epoch < self.term * EPOCHS:
-            dataclasses.replace(state, epoch=self.term * EPOCHS).save(self.layout)
+        if state.epoch < self.least_epoch:
+            dataclasses.replace(state, epoch=self.least_epoch).save(self.layout)
+
+    @property
+    def least_epoch(self) -> int:
+        """The lowest epoch of this term: the supervisor of this process has a higher one."""
+        return self.term * EPOCHS
 
     def end(self) -> None:
         """Tell the members that the run has ended, for a while at most: nobody takes it over then."""
@@ -555,28 +595,46 @@ def lead_of(layout: RunLayout, attempt: int, connect: Callable[[Cluster], Mappin
     return Lead(layout, deputies, here[0], connect(deputies.seen_from(here[0])))
 
 
-def win(lead: Lead) -> None:
-    """Have a supervisor on this host elected; raises Deposed where another host leads, RunFailed without a majority."""
-    deadline = time.monotonic() + (ELECT_S if lead.is_afresh else PATIENT_S)
+def win(lead: Lead, *, beat: Callable[[], None] = lambda: None, order: Callable[[], StopOrder | None]) -> None:
+    """Have a supervisor on this host elected; raises Deposed where another host leads, or has led since, RunFailed
+    without a majority.
+
+    beat: touches the supervisor's lock. order: what the user orders the run to do; it is passed on without a majority.
+    """
+    begun = time.monotonic()
     while True:
+        beat()
         tried = lead.campaign()
-        if tried.term is not None:
+        if lead.term:
             lead.raise_epoch()
             lead.start()
             return
-        if tried.leader is not None:
-            raise Deposed(
-                f"{tried.leader} leads {lead.layout.run_id}",
-                seen=f"most hosts hear it; {lead.own} asked for their votes",
-                fix=f"follow the run: gangline attach {lead.layout.run_id}",
-            )
-        if time.monotonic() > deadline:
+        _require_not_led(lead, tried)
+        given = order()
+        if time.monotonic() > begun + (PATIENT_S if given is None and not lead.is_afresh else ELECT_S):
+            if given is not None:
+                _end_ranks(lead, {host.name for host in lead.deputies.cluster.hosts}, now=given == "kill")
             raise RunFailed(
                 f"{lead.own} is not elected to lead {lead.layout.run_id}",
                 seen=str(tried.why),
                 fix="bring these hosts back; or go on without those that are off: gangline resume --without HOST",
             )
         time.sleep(AGAIN_S)
+
+
+def _require_not_led(lead: Lead, tried: Campaign) -> None:
+    """Raise Deposed where another host leads, or has led since this one did."""
+    run_id = lead.layout.run_id
+    if tried.over and not lead.is_afresh:
+        what, seen = f"another host has led {run_id} to its end", f"hosts say so; {lead.own} asked for their votes"
+    elif tried.leader is not None:
+        what, seen = f"{tried.leader} leads {run_id}", f"most hosts hear it; {lead.own} asked for their votes"
+    elif tried.term is not None:
+        what = f"another host has led {run_id} since {lead.own} did"
+        seen = f"{tried.newest[1]} has its records, of term {tried.newest[0][0]}"
+    else:
+        return
+    raise Deposed(what, seen=seen, fix=f"follow the run: gangline attach {run_id}")
 
 
 def newest(folder: Path, kind: str) -> Path | None:
@@ -586,8 +644,10 @@ def newest(folder: Path, kind: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def leading(layout: RunLayout, attempt: int, lead: Lead | None) -> Iterator[Lead | None]:
-    """Lead the run while it is supervised here. lead: one that is won already.
+def leading(
+    layout: RunLayout, attempt: int, lead: Lead | None, *, beat: Callable[[], None] = lambda: None
+) -> Iterator[Lead | None]:
+    """Lead the run while it is supervised here. lead: one that is won already. beat: touches the supervisor's lock.
 
     Where another host turns out to lead it, what runs on this host is ended, and Deposed raised.
     """
@@ -597,40 +657,54 @@ def leading(layout: RunLayout, attempt: int, lead: Lead | None) -> Iterator[Lead
         return
     try:
         if not lead.term:
-            win(lead)
+            win(lead, beat=beat, order=lambda: read_order(layout, attempt=RunState.load(layout).attempt))
         yield lead
-        lead.end()
+        _say_over(lead)
     except Deposed as error:
         give_up(lead, error)
         raise
     except Superseded:
         raise
-    except GanglineError:  # the run has ended, and its state says so; or nobody elected this host
-        if lead.term:
-            lead.end()
+    except GanglineError:
+        _say_over(lead)
         raise
     finally:
         lead.close()
 
 
+def _say_over(lead: Lead) -> None:
+    """Tell the others that the run has ended, if it has: where only this supervisor does, they may take it over."""
+    if lead.term and RunState.load(lead.layout).phase not in GOES_ON:
+        lead.end()
+
+
 def give_up(lead: Lead, error: Deposed) -> None:
-    """End what the attempt has left on this host, and write down that the run is led elsewhere."""
+    """End what the attempt has left on this host, and write down that the run is led elsewhere; nothing where another
+    supervisor of this host leads it, or it has ended.
+    """
     layout = lead.layout
     lead.close()
     state = RunState.load(layout)
-    request = load_if_there(layout.request(state.attempt), LaunchRequest)
-    part = request.on({lead.own}) if request is not None else None
-    if part is not None and part.hosts:
-        gang = backend(part.backend)
-        ways = {lead.own: lead.transports[lead.own]}
-        deadline = time.monotonic() + END_S
-        while time.monotonic() < deadline:
-            gang.stop(part, ways, now=True, epoch=state.epoch)
-            if not any(status.phase == "running" or status.rests for status in gang.poll(part, ways)):
-                break
-            time.sleep(0.3)
-    term = newest(layout.lead / lead.own, "heartbeat")
-    if term is not None:
-        write_record(term.parent / term.name.replace("heartbeat", "deposed"), {"what": error.what})
+    if state.epoch // EPOCHS > lead.last_term or state.phase not in ("preparing", *GOES_ON):
+        return
+    _end_ranks(lead, {lead.own}, now=True)
+    mark = layout.lead / lead.own / f"deposed-{lead.last_term}.json"
+    write_record(mark, {"what": error.what})
     append_event(layout.events, "deposed", source="supervisor", attempt=state.attempt, what=error.what)
     dataclasses.replace(state, phase="failed", supervisor=None, error=error.to_json()).save(layout)
+
+
+def _end_ranks(lead: Lead, hosts: Collection[str], *, now: bool) -> None:
+    """End what the attempt has left on some hosts, as far as they answer: without a majority that is never wrong."""
+    state = RunState.load(lead.layout)
+    request = load_if_there(lead.layout.request(state.attempt), LaunchRequest)
+    part = request.on(hosts) if request is not None else None
+    if part is None or not part.hosts:
+        return
+    gang = backend(part.backend)
+    deadline = time.monotonic() + END_S
+    while time.monotonic() < deadline:
+        gang.stop(part, lead.transports, now=now, epoch=state.epoch)
+        if not any(status.phase == "running" or status.rests for status in gang.poll(part, lead.transports)):
+            break
+        time.sleep(0.3)

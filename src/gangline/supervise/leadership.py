@@ -38,7 +38,7 @@ def with_voices(hosts: Sequence[str], own: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership(Record):
-    """The hosts with a voice: those of the current attempt, and the witness."""
+    """The hosts with a voice: those of the current attempt."""
 
     term: int
     """Of the leader that wrote it."""
@@ -137,12 +137,15 @@ class Campaign:
             self.membership = self.membership.in_term(self.term)
 
     def _learn(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        ended = [int(said["term"]) for said in answers.values() if said["over"]]
+        others = [int(said["term"]) for said in answers.values() if not said["over"]]
+        # One that was off since an end knows nothing of who has led after it.
+        self.over = self.over or max(ended, default=-1) >= max(others, default=0)
         for host, said in answers.items():
             self._highest = max(self._highest, int(said["term"]))
             self.records[host] = (int(said["records"][0]), int(said["records"][1]))
             if said["hears"] not in (None, self._own):
                 self.leader = str(said["hears"])
-            self.over = self.over or bool(said["over"])
             known = build(Membership, known_part(Membership, said["membership"])) if said["membership"] else None
             if not self._afresh and known is not None and known.version > self.membership.version:
                 self.membership, self._is_outdated = known, True

@@ -246,7 +246,11 @@ class Supervisor:
         self._pace = pace
         self._cluster = Cluster.of_attempt(layout, attempt)
         self._transports = run.connect(self._cluster) if transports is None else transports
-        self.records = Records(layout, attempt, disk_s=pace.disk_s, pause_s=pace.poll_s, beat=run.beat)
+        lead = run.lead
+        least_epoch = (lambda: lead.least_epoch) if lead is not None else (lambda: 0)
+        self.records = Records(
+            layout, attempt, disk_s=pace.disk_s, pause_s=pace.poll_s, beat=run.beat, least_epoch=least_epoch
+        )
         self.request = load_record(layout.request(attempt), LaunchRequest)
         self.gang = GangControl(
             backend=run.backend(self.request.backend),
@@ -385,7 +389,13 @@ class Supervisor:
     def ended_before(self, away: Collection[str]) -> Ended:
         """Its end as it is written down, by an earlier supervisor. away: hosts that did not answer then."""
         outcome = load_record(self._layout.outcome(self.attempt), AttemptOutcome)
-        return Ended(outcome=outcome, joined=True, silent_s=dict.fromkeys(away, float("inf")))
+        has_yielded = outcome.result == "stopped" and read_order(self._layout, attempt=self.attempt) is None
+        return Ended(
+            outcome=outcome,
+            joined=True,
+            silent_s=dict.fromkeys(away, float("inf")),
+            yielded_because="its hosts were to change" if has_yielded else None,
+        )
 
     def _look_once(self) -> Ended | None:
         """Poll the hosts and react; the end of the attempt, once it has ended."""
@@ -411,9 +421,9 @@ class Supervisor:
 
     def _require_charge(self, statuses: Statuses) -> None:
         lead = self._run.lead
+        self.records.require_charge(RunState.load(self._layout).epoch)  # first: another one of this host votes as we do
         if lead is not None:
             lead.check()
-        self.records.require_charge(RunState.load(self._layout).epoch)
         for event, details in self._claims.note(statuses, epoch=self.epoch):
             self.records.event(event, **details)
         if lead is not None and self._claims.believed is not None:

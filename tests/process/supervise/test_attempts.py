@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import inspect
 import json
 import sys
 import threading
@@ -30,6 +31,8 @@ from gangline.supervise import standby as standby_module
 from gangline.supervise import supervisor as loop_module
 from gangline.supervise.attempts import Attempts
 from gangline.supervise.gang_control import PollIntervals, SupervisedRun
+from gangline.supervise.lead import Deputies
+from gangline.supervise.leadership import EPOCHS
 from gangline.supervise.lost_hosts import Partition
 from gangline.supervise.next_attempt import Base, failures_of
 from gangline.transport.local import LocalTransport
@@ -91,6 +94,7 @@ class Story:
         self.backend = backend or FakeBackend()
         self.outcome = None
         self.failed = None
+        self.lead = None
         cluster = self.hosts.cluster
         ranks = tuple(GangRank(host=name, share=share) for name, share in zip(NAMES, SHARES, strict=True))
         gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks, strategy=strategy, stages=stages)
@@ -118,7 +122,9 @@ class Story:
             self.backend.signs = dict.fromkeys(NAMES, silence)
         pace = PollIntervals(poll_s=0.005, notice_s=0.0, verify_s=0.3, break_grace_s=5.0)
         connect = lambda cluster: {host.name: self.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
-        run = SupervisedRun(layout=self.layout, backend=lambda _name: self.backend, connect=connect, pace=pace)
+        run = SupervisedRun(
+            layout=self.layout, backend=lambda _name: self.backend, connect=connect, pace=pace, lead=self.lead
+        )
         attempts = Attempts(run, 1)
         attempts.begin({"HF_TOKEN": "x"})
         self.thread = threading.Thread(target=self._watch, args=(attempts,), daemon=True)
@@ -834,3 +840,126 @@ def test_a_disk_that_has_room_again_is_tried_again(story, monkeypatch):
     story.joined(2)
     assert len(tries) == 2
     story.finish()
+
+
+# A run that others could take over.
+
+
+class PlayedLead:
+    """The lead of a supervisor. commits: what becomes of the start of each attempt; True once there are no more."""
+
+    own = "pc1"
+    holds = True
+
+    def __init__(self, layout, *commits):
+        self.deputies = Deputies(cluster=Cluster(name="home", hosts=()), candidates=(), attempt=1)
+        self.term = 1
+        self._layout = layout
+        self._commits = list(commits)
+
+    @property
+    def least_epoch(self):
+        return self.term * EPOCHS
+
+    def commit(self, hosts, is_ordered):
+        answer = self._commits.pop(0) if self._commits else True
+        return answer() if callable(answer) else answer
+
+    def elected_again(self):
+        self.term += 2
+        self.raise_epoch()
+        return True
+
+    def raise_epoch(self):
+        state = RunState.load(self._layout)
+        replace(state, epoch=max(state.epoch, self.least_epoch)).save(self._layout)
+
+    def follow(self, hosts):
+        pass
+
+    def check(self):
+        pass
+
+    def failure(self):
+        return None
+
+    def await_hold(self, is_ordered):
+        return True
+
+
+def died(story):
+    """Its supervisor has died: nobody looks after it until the next one begins."""
+    pace = PollIntervals(poll_s=0.005, notice_s=0.0, verify_s=0.3)
+    run = SupervisedRun(
+        layout=story.layout, backend=lambda _: story.backend, connect=lambda _: story.hosts.transports, pace=pace
+    )
+    Attempts(run, 1).begin()
+
+
+def never():
+    raise AssertionError("nothing is to be confirmed")
+
+
+def test_an_order_ends_a_run_whose_supervisor_has_died_without_a_word_of_the_others(story):
+    """Most hosts may not have confirmed yet who leads, and the order ends the wait for them."""
+    died(story)
+    write_order(story.layout, "stop", attempt=1)
+    story.lead = PlayedLead(story.layout, never)
+    story.begin(joins=False)
+    assert story.end().result == "stopped"
+
+
+def test_what_made_room_for_the_next_attempt_goes_on_though_its_supervisor_has_died(story):
+    story.hosts.save(39)
+    died(story)
+    for name in NAMES:
+        story.backend.end(name, returncode=0, reason="stopped", rests=True)
+    AttemptOutcome(result="stopped", hosts={}).save(story.layout.outcome(1))
+    replace(story.state(), phase="restarting").save(story.layout)
+    story.lead = PlayedLead(story.layout)
+    story.begin()
+    assert (story.state().attempt, story.last("restarting")["what"]) == (2, "its hosts were to change")
+    assert story.finish().result == "finished"
+
+
+def test_one_that_is_elected_again_while_an_attempt_is_to_begin_stays_in_charge(story):
+    story.hosts.save(39)
+    story.lead = lead = PlayedLead(story.layout)
+    lead._commits = [lead.elected_again, lead.elected_again]
+    story.begin()
+    assert set(story.backend.epochs[-1:]) == {3_000_001}
+    story.kill_rank("pc2")
+    story.joined(2)
+    assert story.state().epoch == 5_000_001
+    assert story.finish().result == "finished"
+
+
+def test_an_order_that_comes_while_the_next_attempt_is_not_confirmed_is_seen(story):
+    """state.json names the next attempt already, so the order is written for that one."""
+
+    def ordered():
+        write_order(story.layout, "stop", attempt=story.state().attempt)
+        return False
+
+    story.hosts.save(39)
+    story.lead = PlayedLead(story.layout, True, ordered)
+    story.begin()
+    story.kill_rank("pc2")
+    assert story.end().result == "stopped"
+    assert (story.state().phase, story.count("joined")) == ("stopped", 1)
+
+
+def test_one_whose_hosts_do_not_confirm_for_hours_tries_without_end(story):
+    depths = []
+
+    def depth():
+        depths.append(len(inspect.stack()))
+        return False
+
+    story.hosts.save(39)
+    story.lead = PlayedLead(story.layout, True, depth, depth, depth)
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)
+    assert (len(depths), len(set(depths))) == (3, 1)
+    assert story.finish().result == "finished"

@@ -7,14 +7,32 @@ from pathlib import Path
 import pytest
 
 from gangline.agent.supervise.voting import HEARD_S, HostVoice
-from gangline.errors import HostUnreachable
+from gangline.errors import HostUnreachable, RunFailed
 from gangline.runs.cluster import Cluster
+from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import write_record
-from gangline.runs.state import RunState
-from gangline.supervise.lead import AGAIN_S, LOST_S, Deposed, Deputies, Lead, lead_of, seen_from
+from gangline.runs.state import AttemptOutcome, RunState
+from gangline.supervise import deputy
+from gangline.supervise import lead as lead_module
+from gangline.supervise.attempt_records import Superseded
+from gangline.supervise.lead import (
+    AGAIN_S,
+    LOST_S,
+    Deposed,
+    Deputies,
+    Lead,
+    SealedRecords,
+    files_of,
+    give_up,
+    lead_of,
+    leading,
+    seen_from,
+    win,
+)
 from gangline.supervise.leadership import HOLD_S
 from gangline.transport.transport import CommandResult
+from tests.fakes.backend import FakeBackend
 from tests.saved import read_events
 from tests.unit.supervise.runs import RUN_ID, cluster_of
 
@@ -71,7 +89,9 @@ class Hosts:
 
     def elected(self, own):
         lead = self.lead(own)
+        lead.await_records()  # a deputy takes those of the newest voter
         assert lead.campaign().term is not None
+        lead._has_records = True
         self.tell(lead)
         return lead
 
@@ -146,6 +166,12 @@ def test_one_that_first_sees_the_epoch_of_another_one_gives_up_as_well(hosts):
     assert old.give_way(2_000_001).what == f"another host leads {RUN_ID} now"
 
 
+def test_one_whose_run_a_person_ended_around_it_names_no_other_host(hosts):
+    error = hosts.elected("h0").give_way(1_000_002)
+    assert type(error) is Superseded
+    assert error.seen == "its epoch is 1000002; no other host has been elected"
+
+
 def test_one_of_whom_a_host_has_promised_to_another_in_vain_is_elected_again(hosts):
     old = hosts.elected("h0")
     hosts.now += HEARD_S
@@ -202,3 +228,160 @@ def test_nobody_waits_for_a_host_that_does_not_hear_the_leader(hosts):
     hosts.now += HOLD_S
     hosts.transports["h1"].reachable = False  # asking it would raise
     lead.send_history("h1")
+
+
+# A supervisor that is started again, and the end of one.
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Nobody waits until he asks again."""
+    monkeypatch.setattr(lead_module, "AGAIN_S", 0.0)
+
+
+def test_one_that_is_started_again_after_another_host_has_led_does_not_go_on_with_its_old_records(hosts, patient):
+    hosts.elected("h0").raise_epoch()
+    hosts.now += HEARD_S
+    hosts.elected("h1")
+    hosts.now += HEARD_S
+    hosts.transports["h1"].reachable = False
+    again = hosts.lead("h0")
+    with pytest.raises(Deposed, match=f"another host has led {RUN_ID} since h0 did") as caught:
+        win(again, order=lambda: None)
+    assert caught.value.seen == "h2 has its records, of term 2"
+    assert again.term == 0
+    successor = hosts.lead("h2")
+    successor.await_records()  # it takes those of the newest voter
+    assert successor.campaign().term == 4
+
+
+def test_one_that_is_started_again_leads_on_where_nobody_else_has_also_after_it_was_elected_again(hosts, patient):
+    old = hosts.elected("h0")
+    hosts.now += HEARD_S
+    vain = {"term": 2, "candidate": "h1", "membership": [1, 0], "trial": False}
+    assert HostVoice(hosts.layouts["h1"].folder, "h1", clock=hosts.clock).vote(vain)["granted"]
+    hosts.tell(old)
+    old.check()
+    hosts.tell(old)
+    assert RunState.load(hosts.layouts["h0"]).epoch == 3_000_000
+    again = hosts.lead("h0")
+    win(again, order=lambda: None)
+    again.close()
+    assert again.term == 4
+
+
+def test_one_that_is_started_again_after_the_run_has_ended_elsewhere_gives_up_at_once(hosts, patient):
+    hosts.elected("h0")
+    hosts.now += HEARD_S
+    other = hosts.elected("h1")
+    other._over = True
+    hosts.tell(other)
+    with pytest.raises(Deposed, match=f"another host has led {RUN_ID} to its end"):
+        win(hosts.lead("h0"), order=lambda: None)
+
+
+def test_a_host_that_was_off_since_an_end_does_not_end_what_a_person_began_after_it(hosts):
+    first = hosts.elected("h0")
+    first._over = True
+    hosts.tell(first)
+    hosts.transports["h2"].reachable = False
+    hosts.deputies = replace(hosts.deputies, attempt=2)
+    lead = hosts.lead("h0")
+    assert lead.campaign().term == 2
+    hosts.tell(lead, "h0", "h1")
+    hosts.transports["h2"].reachable = True
+    tried = hosts.lead("h0").campaign()
+    assert (tried.over, tried.term) == (False, 3)
+
+
+def test_without_a_majority_an_order_ends_the_ranks_that_are_reached(hosts, patient, monkeypatch):
+    hosts.elected("h0").raise_epoch()
+    fake, touches = FakeBackend(), []
+    gang = Gang(run_id=RUN_ID, attempt=1, ranks=tuple(GangRank(host=name, share=1) for name in NAMES))
+    request = fake.render(hosts.cluster, gang, port=1)
+    fake.start(request, {})
+    fake.silent = {"h1", "h2"}
+    hosts.layouts["h0"].attempt(1).mkdir(parents=True)
+    request.save(hosts.layouts["h0"].request(1))
+    monkeypatch.setattr(lead_module, "backend", lambda _: fake)
+    monkeypatch.setattr(lead_module, "ELECT_S", 0.0)
+    monkeypatch.setattr(lead_module, "END_S", 2.0)
+    for name in ("h1", "h2"):
+        hosts.transports[name].reachable = False
+    with pytest.raises(RunFailed, match="h0 is not elected"):
+        win(hosts.lead("h0"), beat=lambda: touches.append(1), order=lambda: "stop")
+    assert (fake.statuses["h0"].phase, fake.statuses["h1"].phase, set(fake.orders)) == ("ended", "running", {"stop"})
+    assert touches
+
+
+@pytest.mark.parametrize(("phase", "is_told"), [("running", False), ("restarting", False), ("failed", True)])
+def test_only_where_the_run_has_ended_do_the_others_hear_so_when_its_supervisor_fails(
+    hosts, monkeypatch, phase, is_told
+):
+    """Else nobody would take it over, and its ranks would go on unwatched."""
+    lead, said = hosts.elected("h0"), []
+    monkeypatch.setattr(lead, "end", lambda: said.append("over"))
+
+    def fail():
+        raise RunFailed("the polls fail")
+
+    RunState(name="tiny", attempt=1, phase=phase).save(hosts.layouts["h0"])
+    with pytest.raises(RunFailed, match="the polls fail"), leading(hosts.layouts["h0"], 1, lead):
+        fail()
+    assert bool(said) == is_told
+
+
+def test_one_that_gives_up_marks_its_own_term_and_changes_nothing_of_another_supervisor_of_its_host(hosts):
+    old = hosts.elected("h0")
+    hosts.now += HEARD_S
+    hosts.tell(hosts.elected("h1"))
+    layout, error = hosts.layouts["h0"], Deposed(f"h1 leads {RUN_ID} now")
+    running = RunState(name="tiny", attempt=1, phase="running", epoch=2_000_001)
+    running.save(layout)
+    give_up(old, error)
+    assert RunState.load(layout).phase == "running"
+    replace(running, epoch=1_000_001).save(layout)
+    give_up(old, error)
+    assert RunState.load(layout).phase == "failed"
+    assert [path.name for path in sorted((layout.lead / "h0").glob("deposed-*"))] == ["deposed-1.json"]
+
+
+def test_records_that_change_while_they_are_read_are_read_again(hosts, monkeypatch):
+    """Before an attempt begins a majority has its records: not those of before under a new number."""
+    layout, read = hosts.layouts["h0"], lead_module._text
+    sealed = SealedRecords(layout)
+
+    def read_and_write(path):
+        text = read(path)
+        if path == layout.state:
+            RunState(name="tiny", attempt=22).save(layout)
+        return text
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lead_module, "_text", read_and_write)
+        sealed.renew()
+    assert sealed.renew() == 2
+    _, data = sealed.sealed(1, layout.state)
+    assert json.loads(files_of(data, layout)["state.json"])["attempt"] == 22
+    assert sealed.renew() == 2
+
+
+def test_a_winner_takes_hosts_that_answered_late_for_present(hosts):
+    lead = hosts.lead("h1")
+    assert lead.campaign().term == 1
+    hosts.tell(lead, "h1", "h2")
+    assert lead.await_heard({"h0", "h2"}, within_s=0.0) == {"h0"}
+
+
+@pytest.mark.parametrize(("away", "end"), [((), "; h0 itself answers"), (("h0",), ", without h0")])
+def test_the_end_of_an_attempt_names_the_hosts_that_the_successor_goes_on_without(hosts, away, end):
+    gang = Gang(run_id=RUN_ID, attempt=1, ranks=tuple(GangRank(host=name, share=1) for name in NAMES))
+    layout = hosts.layouts["h1"]
+    layout.attempt(1).mkdir(parents=True)
+    deputy._record_end(layout, FakeBackend().render(hosts.cluster, gang, port=1), leader="h0", away=away)
+    error = AttemptOutcome.load(layout.outcome(1)).error
+    assert error["seen"] == f"the other hosts have elected a successor{end}"
+
+
+def test_a_deputy_waits_as_long_as_hosts_wait_before_they_vote_for_another_one():
+    assert deputy.SILENT_S == HEARD_S

@@ -597,6 +597,7 @@ class LeadAfterSleep:
     """The lead of a supervisor that slept. holds: whether most hosts have heard it since."""
 
     own = "pc1"
+    least_epoch = 0
 
     def __init__(self, lab):
         self.deputies = Deputies(cluster=lab.cluster, candidates=("pc2",), attempt=1)
@@ -640,6 +641,18 @@ def test_a_leader_that_hears_of_a_higher_epoch_gives_way(make):
     lab.backend.announce(supervisor.request, lab.transports, epoch=2_000_001)
     with pytest.raises(Deposed, match="another host leads with epoch 2000001"):
         supervisor.watch()
+
+
+def test_one_that_was_replaced_on_its_own_host_asks_nobody_for_votes(make):
+    """Its own host would give it one, and it would end the ranks of the other supervisor."""
+    lab = make()
+    lead = LeadAfterSleep(lab)
+    supervisor = Supervisor(lab.supervised(lead=lead), 1)
+    supervisor.begin()
+    replace(RunState.load(lab.layout), epoch=2_000_001).save(lab.layout)
+    with pytest.raises(Superseded):
+        supervisor.watch()
+    assert lead.num_checks == 0
 
 
 def test_one_host_that_lies_about_another_supervisor_is_named_and_not_obeyed(make):
