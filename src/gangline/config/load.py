@@ -82,11 +82,15 @@ def _resolved_job(document: Document, path: Path, overrides: Sequence[str], *, n
 def load_settings(path: Path) -> NotifyJob | None:
     """Who gets messages by the user's own settings, at present all that they say; None: nobody.
 
-    Relative paths begin at the folder of the file, which need not be there. Raises SpecError with all mistakes at once.
+    Relative paths begin at the folder of the file, which need not be there, or may say nothing. Raises SpecError with
+    all mistakes at once.
     """
     if not path.exists():
         return None
-    return _settings(read_document(read_text(path, kind="settings"), str(path)), path.absolute().parent)
+    text = read_text(path, kind="settings")
+    if all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines()):
+        return None
+    return _settings(read_document(text, str(path)), path.absolute().parent)
 
 
 def settings_of(notify: object) -> NotifyJob | None:

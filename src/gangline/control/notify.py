@@ -30,7 +30,7 @@ def settled(
     """
     if notify is None and not is_trial:
         notify = load_settings(context.home)
-        if notify is not None and waits_in_queue:
+        if notify is not None and notify.has_receiver and waits_in_queue:
             context.console.report(
                 "no messages by your settings: Slurm has its own, by slurm.options: [--mail-type=...]"
             )
@@ -49,7 +49,7 @@ def notify_of(layout: RunLayout) -> NotifyJob | None:
 
 def require_addresses(notify: NotifyJob | None, variables: Mapping[str, str], *, waits_in_queue: bool = False) -> None:
     """Raise UsageError unless every address can be read here, before anything is changed."""
-    if notify is None or not (notify.to or notify.command):
+    if notify is None or not notify.has_receiver:
         return
     if waits_in_queue:
         raise UsageError(
@@ -68,7 +68,7 @@ def place_addresses(
     Raises UsageError, RunFailed where apprise is not installed there.
     """
     notify = notify_of(layout)
-    if notify is None or not (notify.to or notify.command):
+    if notify is None or not notify.has_receiver:
         return
     addresses = SinkAddresses(
         urls=_addresses(notify, context.deps.variables),

@@ -394,6 +394,11 @@ class NotifyJob:
     """A program for each message, on the host of the supervisor; (): none."""
     events: tuple[MessageKind, ...] = MESSAGE_KINDS
 
+    @property
+    def has_receiver(self) -> bool:
+        """Whether anybody is told anything."""
+        return bool(self.to or self.command)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterJob:

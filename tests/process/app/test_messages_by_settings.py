@@ -61,6 +61,12 @@ def test_they_hold_for_a_script_of_ones_own_too(world, deps, settings):
         app.run(draft(("train.py",), folder=world.root / "mine", notify=NotifyJob(to=("env:NOPE",))), **at)
 
 
+@pytest.mark.parametrize("text", ["", "# notify: env:HOOK\n\n"])
+def test_settings_that_say_nothing_hinder_nobody(world, deps, settings, text):
+    settings.write_text(text)
+    assert urls(app.train(world.start(), console=world, deps=deps)) is None
+
+
 def test_a_run_of_a_sweep_tells_nobody_by_settings(world, deps, settings):
     settings.write_text("notify: env:HOOK\n")
     start = dataclasses.replace(world.start(), trial={"sweep": "calm-otter-7", "number": 1})

@@ -7,9 +7,23 @@ from pathlib import Path
 import pytest
 
 from gangline.config.load import load_job
-from gangline.control.notify import require_addresses
+from gangline.context import REAL, Context
+from gangline.control.notify import require_addresses, settled
 from gangline.errors import GanglineError, UsageError
 from gangline.runs.job import MESSAGE_KINDS, Job, NotifyJob
+
+
+class Screen:
+    """What is reported."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def report(self, line: str) -> None:
+        self.lines.append(line)
+
+    def progress(self, line: str) -> None:
+        """Nothing that stays."""
 
 
 def job(tmp_path: Path, notify: str) -> Job:
@@ -62,6 +76,17 @@ def test_what_cannot_be_used_is_refused_and_not_quoted(
 def test_a_run_in_the_queue_of_slurm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"queue of Slurm"):
         require_addresses(job(tmp_path, "env:HOOK").notify, {"HOOK": "https://example.org"}, waits_in_queue=True)
+
+
+@pytest.mark.parametrize(("text", "told"), [("notify: none\n", False), ("notify: env:HOOK\n", True)])
+def test_settings_that_do_not_hold_in_the_queue_of_slurm_are_told_where_they_name_somebody(
+    tmp_path: Path, text: str, told: bool
+) -> None:
+    (tmp_path / "settings.yaml").write_text(text, encoding="utf-8")
+    screen = Screen()
+    context = Context(transports={}, home=tmp_path, console=screen, deps=REAL)
+    assert not (found := settled(None, context, waits_in_queue=True)) or not found.has_receiver
+    assert any("Slurm has its own" in line for line in screen.lines) == told
 
 
 def test_without_notify_nothing_is_asked(tmp_path: Path) -> None:
