@@ -92,28 +92,30 @@ def _ask(words: list[str], cluster: Path | None, *, as_json: bool) -> None:
             seen=" ".join(words),
             fix=f"gangline explain --ask {EXAMPLE}",
         )
-    named, *others = words or _chosen(console)
+    named, *others = words or _chosen(console, asks_run=cluster is None)
     symptom, run = symptom_of(named), next(iter(others), None)
     inquiry = put_questions(symptom, run, cluster_file(cluster), home=default_home(), console=console)
     console.clear()
     print_answer(inquiry_json(inquiry), inquiry_lines(inquiry), as_json=as_json)
 
 
-def _chosen(console: Terminal) -> list[str]:
+def _chosen(console: Terminal, *, asks_run: bool) -> list[str]:
     """A symptom and a run, as the user names them on the terminal."""
     from gangline.report.symptoms import SYMPTOMS, symptom_menu, symptom_of
 
-    lines = symptom_menu()
-    if not is_live():
+    lines, number = symptom_menu(), None
+    if is_live():
+        for line in lines:
+            console.report(line)
+        number = console.ask("which of these? Its number or name:")
+    if not number:
         raise UsageError(
             "--ask needs a symptom", seen="one of:\n" + "\n".join(lines), fix=f"gangline explain --ask {EXAMPLE}"
         )
-    for line in lines:
-        console.report(line)
-    number = console.ask("which of these? Its number or name:") or ""
     names = list(SYMPTOMS)
     symptom = names[int(number) - 1] if number.isdecimal() and 1 <= int(number) <= len(names) else symptom_of(number)
-    run = console.ask("a run that shows it (its id, or nothing to ask the hosts alone):")
+    asked = "a run that shows it (its id, or nothing to ask the hosts alone):"
+    run = console.ask(asked) if asks_run else None
     return [symptom, run] if run else [symptom]
 
 

@@ -9,6 +9,7 @@ from gangline.context import REAL, Context, Dependencies, load_cluster, reached
 from gangline.control.recorded_run import records_of_opened
 from gangline.control.supervision import open_run
 from gangline.decide.inspect import InspectOptions, inspect
+from gangline.errors import GanglineError, HostKeyRefused
 from gangline.inventory.measured import load_network
 from gangline.provision.console import Console
 from gangline.report.follow import board_lines, read_board
@@ -30,7 +31,8 @@ def put_questions(
 ) -> Inquiry:
     """Put the questions of a symptom to the records of a run, by the beginning of its id, and to its hosts as they are.
 
-    Without a run: to the hosts of a cluster alone. Changes nothing. Raises UsageError for a run that is not there.
+    Without a run: to the hosts of a cluster alone; where a run's hosts cannot be looked at, to its records alone.
+    Changes nothing. Raises UsageError for a run that is not there, HostKeyRefused.
     """
     records: RunRecords | None = None
     start: list[str] = []
@@ -48,8 +50,15 @@ def put_questions(
     if reason or not SYMPTOMS[symptom].findings:
         evidence = Evidence(unchecked=(reason,) if reason else ())
     else:
-        with reached(cluster, home=home, console=console, deps=deps) as (cluster, context):
-            evidence = _hosts_asked(symptom, cluster, context, records)
+        try:
+            with reached(cluster, home=home, console=console, deps=deps) as (cluster, context):
+                evidence = _hosts_asked(symptom, cluster, context, records)
+        except HostKeyRefused:
+            raise
+        except GanglineError as error:
+            if records is None:
+                raise
+            evidence = Evidence(unchecked=(f"its hosts: {error.what}",))
     return inquire(symptom, dataclasses.replace(evidence, run=records, start=tuple(start)))
 
 

@@ -353,6 +353,7 @@ def _beside(shares: Mapping[str, float], host: str) -> list[str]:
 def used(run: RunRecords) -> Iterable[Reply]:
     """How much are the cards in use?"""
     means: dict[str, float] = {}
+    planned = {f"GPU {rank.device} of {rank.host}" for rank in run.plan.ranks} if run.plan else set()
     for host in run.samples:
         label = " (simulated)" if host.is_simulated else ""
         for card in host.cards:
@@ -364,7 +365,7 @@ def used(run: RunRecords) -> Iterable[Reply]:
     shown = [f"{name}: in use {mean:.0f} % of the time" for name, mean in means.items()]
     if min(means.values()) >= 80:
         return _absent(f"every card is in use for at least {min(means.values()):.0f} % of the time")
-    idle = [name for name, mean in means.items() if mean < 1]
+    idle = [name for name, mean in means.items() if mean < 1 and name.removesuffix(" (simulated)") not in planned]
     if idle and len(idle) < len(means):
         fix = "`slots` of that host says how many cards are used; gangline plan JOB shows which rank has which"
         return [*_seen("cards are idle", *shown), _cause(f"{', '.join(idle)} has no rank that uses it", fix=fix)]

@@ -68,3 +68,19 @@ def test_a_run_and_its_hosts_are_asked_and_stay_as_they_are(home: Path, capsys: 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "loss-stuck: the loss stays where it is"
     assert any("Is there a gradient?" in line for line in lines)
+
+
+def test_a_run_is_asked_by_its_records_where_its_hosts_cannot_be_looked_at(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lock of its environment is gone."""
+    run = install(RUN, home)
+    record = home / "runs" / run / "cluster.json"
+    cluster = json.loads(record.read_text(encoding="utf-8"))
+    for host in cluster["hosts"]:
+        host["environment"] |= {"kind": "locked", "path": str(home / "gone.txt")}
+    record.write_text(json.dumps(cluster), encoding="utf-8")
+    answer = told(capsys, "hangs-at-start", run)
+    assert (answer["run"], answer["hosts"]) == (run, [])
+    assert any("gone.txt cannot be read" in why for why in answer["unchecked"])
+    assert any(each["verdict"] != "unknown" for asked in answer["questions"] for each in asked["answers"])

@@ -259,6 +259,14 @@ def test_cards_that_no_rank_uses(tmp_path: Path) -> None:
     assert cause.what == "GPU 0 of pc2 (simulated) has no rank that uses it"
 
 
+def test_an_idle_card_whose_rank_the_plan_names_is_not_said_to_have_none(tmp_path: Path) -> None:
+    planned = plan()
+    (place, *_) = planned.ranks
+    run = trained(tmp_path, sampled=(samples(place.host, use=0.0), samples("another")))
+    inquiry = asked("gpu-not-used", dataclasses.replace(run, plan=planned))
+    assert not [each for each in inquiry.causes if "has no rank" in each.what]
+
+
 def test_cards_that_are_in_use_are_told_so(tmp_path: Path) -> None:
     inquiry = asked("gpu-not-used", trained(tmp_path))
     assert "every card is in use for at least 95 % of the time" in [each.what for each in inquiry.absent]
