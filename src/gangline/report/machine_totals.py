@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gangline.inventory.facts import HostFacts
+from gangline.inventory.facts import Gpu, HostFacts
 from gangline.strategies.base import PlanHalf
 from gangline.strategies.table import ALONE, STRATEGIES, plan_half
 from gangline.units import format_bytes
@@ -81,7 +81,8 @@ def totals_of(hosts: Sequence[HostFacts]) -> MachineTotals:
     seen: set[str] = set()
     for facts in hosts:
         here = cards.setdefault(facts.system.machine.boot or facts.host, {})
-        here.update({gpu.uuid: gpu.memory_total_bytes for gpu in facts.gpus if gpu.uuid not in seen})
+        of_host = {_known_id(facts.host, gpu): gpu.memory_total_bytes for gpu in facts.gpus}
+        here.update({name: size for name, size in of_host.items() if name not in seen})
         seen.update(here)
     return MachineTotals(
         hosts=len(hosts),
@@ -90,6 +91,11 @@ def totals_of(hosts: Sequence[HostFacts]) -> MachineTotals:
         cpus=sum(facts.num_cpus for facts in machines.values()),
         ram_bytes=sum(facts.memory_total_bytes or 0 for facts in machines.values()),
     )
+
+
+def _known_id(host: str, gpu: Gpu) -> str:
+    """Of a card; one whose driver does not tell it is taken for one that no other host sees."""
+    return f"{host} {gpu.index}" if gpu.uuid == "?" else gpu.uuid
 
 
 def count(number: int, noun: str) -> str:

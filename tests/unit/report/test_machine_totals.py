@@ -15,9 +15,9 @@ GIB = 1 << 30
 def host(name, *cards, boot=None, cpus=8, ram=32):
     """cards: GiB, or (uuid, GiB)."""
     gpus = [
-        SimpleNamespace(uuid=card[0], memory_total_bytes=card[1] * GIB)
+        SimpleNamespace(index=number, uuid=card[0], memory_total_bytes=card[1] * GIB)
         if isinstance(card, tuple)
-        else SimpleNamespace(uuid=f"{name}-{number}", memory_total_bytes=card * GIB)
+        else SimpleNamespace(index=number, uuid=f"{name}-{number}", memory_total_bytes=card * GIB)
         for number, card in enumerate(cards)
     ]
     machine = SimpleNamespace(boot=boot or f"boot-{name}")
@@ -61,6 +61,11 @@ def test_machines_and_cards_count_once():
     assert (totals.machines, totals.num_cards, totals.card_bytes, totals.cpus) == (2, 2, 32 * GIB, 16)
     assert totals.words()[:2] == ["3 hosts", "on 2 machines"]
     assert totals.words(silent=1)[:2] == ["4 hosts", "on 3 machines"]
+
+
+def test_cards_whose_driver_tells_no_id_all_count():
+    totals = totals_of([host(name, ("?", 24), ("?", 16)) for name in ("a", "b")])
+    assert (totals.num_cards, totals.card_bytes) == (4, 80 * GIB)
 
 
 def test_of_hosts_that_told_nothing_only_their_number_is_known():
