@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -364,7 +365,7 @@ class _Stalled:
     @property
     def raised(self) -> _Log | None:
         """The first rank whose last line is an error of its own: it has ended, and its process has not."""
-        found = [log for log in self._printing if last_exception([log.row.line]) and not is_witness(log.row.line)]
+        found = [log for log in self._printing if _is_end_of_traceback(log.row.line) and not is_witness(log.row.line)]
         return found[0] if found else None
 
     def to_json(self) -> dict[str, Any]:
@@ -449,6 +450,21 @@ def _standing(standing: Sequence[RankState], accused: Sequence[RankState]) -> st
 def _stood(standing: Sequence[RankState], accused: Sequence[RankState]) -> list[str]:
     """The same as evidence, with the stacks of the first few."""
     return [_standing(standing, accused), *frames_of(accused or standing)] if standing else []
+
+
+_BEFORE = re.compile(r"(\[\w+\]:? *)?[\w.]*")
+"""Before the name of an exception: the rank, as torch and torchrun write it, and modules."""
+_FIGURE = re.compile(r"[-+]?\d*\.\d+(e[-+]?\d+)?")
+
+
+def _is_end_of_traceback(line: str) -> bool:
+    """Whether a line begins with an exception and what it says; a warning that names one does not, nor does a figure
+    such as `SquaredError: 0.31`.
+    """
+    said = last_exception([line])
+    if said is None or _FIGURE.fullmatch(said.partition(":")[2].strip()):
+        return False
+    return _BEFORE.fullmatch(line[: line.index(said)].strip()) is not None
 
 
 def _said(log: _Log) -> str:

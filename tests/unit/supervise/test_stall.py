@@ -235,6 +235,9 @@ def test_a_run_that_is_only_told_of_does_not_fail(run):
         ({3: "[rank3]: KeyError: 'text'", 0: "[rank0]: ValueError: another"}, ("pc2", 3)),
         ({3: "RuntimeError: [gloo] Connection closed by peer [10.0.0.1]:4711"}, (None, None)),
         ({3: "step 41 of 100"}, (None, None)),
+        ({3: "step 41 MeanSquaredError: 0.31"}, (None, None)),
+        ({3: "MeanSquaredError: 0.31"}, (None, None)),
+        ({3: "WARNING: tried again after KeyError: 'text'"}, (None, None)),
     ],
 )
 def test_a_rank_whose_last_line_is_an_error_of_its_own_is_named_and_none_that_lost_it(lines, named):
