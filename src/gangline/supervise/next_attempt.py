@@ -181,7 +181,7 @@ def words_of(smaller: Sequence[SmallerSettings]) -> str:
     """What ranks do otherwise from here on, in one sentence."""
     sizes_alone = all(each.own.activation_checkpointing is None for each in smaller)
     others = "the others keep theirs" if sizes_alone else "the others go on as before"
-    return f"{', '.join(each.words for each in smaller)}; {others}"
+    return f"{', '.join(dict.fromkeys(each.words for each in smaller))}; {others}"
 
 
 def smaller_settings(error: Mapping[str, Any], base: Base, *, current: Gang, job: Job) -> SmallerSettings | None:
@@ -201,7 +201,10 @@ def smaller_settings(error: Mapping[str, Any], base: Base, *, current: Gang, job
         words = f"{who} takes micro-batches of {size} in place of {before}"
         return SmallerSettings(own=OwnSettings(rank=number, micro_batch_size=size), words=words)
     if recomputes:
-        words = f"{who} computes activations again from here on"
+        if current.half.layers == "sliced":  # see `Gang.with_settings`
+            words = f"the ranks of {host} compute activations again from here on"
+        else:
+            words = f"{who} computes activations again from here on"
         return SmallerSettings(own=OwnSettings(rank=number, activation_checkpointing=True), words=words)
     return None
 

@@ -2,7 +2,11 @@
 
 import pytest
 
+from gangline.runs.cluster import Cluster
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.supervise.cause import of_memory
+from gangline.supervise.next_attempt import Base, smaller_settings, words_of
 
 GIB = 1 << 30
 CUDA = (
@@ -117,3 +121,26 @@ def test_a_plan_of_an_older_version_does_not_know_what_stays():
     found = of_memory(failure(seen=CUDA), plan(persistent_bytes=None), job())
     assert "the plan expected 22 GiB for it, of 23 GiB that were free" in found.seen
     assert "micro_batch: 4, or" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("tp", "the ranks of pc1 compute activations again from here on; the others go on as before"),
+        (
+            "pipeline",
+            (
+                "rank 0 on pc1 computes activations again from here on, "
+                "rank 1 on pc1 computes activations again from here on; the others go on as before"
+            ),
+        ),
+    ],
+)
+def test_who_recomputes_from_here_on_is_told_as_it_is(strategy, words):
+    """Under tp the ranks of a host recompute together, and are named once."""
+    job = Job(name="small", model=ModelJob(path="m"), data=DataJob(train=SourceJob()), batch=8, micro_batch=1)
+    ranks = tuple(GangRank(host=host, share=8) for host in ("pc1", "pc1", "pc2", "pc2"))
+    gang = Gang(run_id="calm-otter-7", attempt=1, ranks=ranks, strategy=strategy)
+    base = Base(attempt=1, cluster=Cluster(name="two", hosts=()), gang=gang, networks={})
+    errors = [{"rank": rank, "micro_batch": None, "activation_checkpointing": True} for rank in (0, 1)]
+    assert words_of([smaller_settings(each, base, current=gang, job=job) for each in errors]) == words
