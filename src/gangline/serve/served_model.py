@@ -29,6 +29,8 @@ from gangline.transport.transport import CommandResult, Transport
 from gangline.units import format_bytes
 
 SERVED_S = 30 * 86400.0
+LAST_WORDS_S = 1.0
+"""For how a stage has ended, after it was missed."""
 END_S = 90.0
 """A pass through the model that has begun is not interrupted."""
 
@@ -106,9 +108,13 @@ def serve_stages(
         addresses = [f"--stage={stage.host.name}={stage.host.address}:{stage.await_port()}" for stage in behind]
         head = f"--host={first.host.name}"
         words = ("serve", str(first.folder), "--engine=stages", head, *addresses, *options)
-        if first.host.transport == "local":
-            _serve_here(first.host, words, on_ready, stage_key=stage_key)
-        _serve_there(first.host, first.transport, words, on_ready, stage_key=stage_key)
+        try:
+            if first.host.transport == "local":
+                _serve_here(first.host, words, on_ready, stage_key=stage_key)
+            _serve_there(first.host, first.transport, words, on_ready, stage_key=stage_key)
+        except GanglineError as error:
+            error.seen = "\n".join(filter(None, (error.seen, *(stage.last_words() for stage in behind))))
+            raise
 
 
 class _Stage:
@@ -134,7 +140,8 @@ class _Stage:
         assert process.stdout is not None
         for line in process.stdout:
             self._said.put(line.decode("utf-8", "replace"))
-        self._said.put(_ended(self.host, _exit_words(process.wait())))
+        code = process.wait()
+        self._said.put(CommandResult(host=self.host.name, argv=(), returncode=code, stdout="", stderr=""))
 
     def await_port(self) -> int:
         """The port at which it listens for the other stages. Raises the error with which it ended."""
@@ -143,6 +150,16 @@ class _Stage:
             if record.get("kind") == "listening":
                 return int(record["port"])
         raise _end_of(self.host, line)
+
+    def last_words(self) -> str:
+        """How it ended, where it did not end as it should; "" for one that goes on."""
+        with suppress(queue.Empty):
+            while isinstance(said := self._said.get(timeout=LAST_WORDS_S), str):
+                pass
+            if isinstance(said, GanglineError):
+                return f"{self.host.name}: {said.what}; {said.seen}"
+            return f"{self.host.name}: {_end_words(said)}" if said.returncode else ""
+        return ""
 
     def end(self) -> None:
         """End it, where it is on this computer; another host's ends with the connection to it."""
@@ -241,7 +258,11 @@ def _await_end(host: Host, said: _Said) -> NoReturn:
 def _end_of(host: Host, result: CommandResult | GanglineError) -> GanglineError:
     if isinstance(result, GanglineError):
         return result
-    return _ended(host, "\n".join(result.stderr.splitlines()[-8:]) or f"exit code {result.returncode}")
+    return _ended(host, _end_words(result))
+
+
+def _end_words(result: CommandResult) -> str:
+    return "\n".join(result.stderr.splitlines()[-8:]) or _exit_words(result.returncode)
 
 
 def _exit_words(code: int) -> str:

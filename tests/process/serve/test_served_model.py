@@ -113,6 +113,8 @@ told = {"secrets": sorted(secrets), "words": words, "in words": any(each in " ".
 Path(f"{verb}.json").write_text(json.dumps({**told, "key": secrets["stage_key"]}))
 if verb == "stage":
     print(json.dumps({"kind": "listening", "port": 4812}), flush=True)
+    if Path("killed").exists():
+        sys.exit("Killed by the system")
     sys.exit(0)
 print(json.dumps(%s), flush=True)
 print(json.dumps(%s), flush=True)
@@ -123,7 +125,10 @@ PLACED |= {"weight_bytes": 1 << 20, "cache_bytes": 1 << 21}
 GONE = {"kind": "error", "error_kind": "RunFailed", "what": "gpu03 has gone", "seen": "", "fix": "look at it"}
 
 
-def test_stages_learn_each_other_and_the_end_of_one_is_told(serve: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_stages_learn_each_other_and_the_end_of_one_is_told(serve: Any, tmp_path: Path, killed: bool) -> None:
+    if killed:
+        (tmp_path / "killed").touch()
     said = {**SERVING, "plan": {**PLAN, "alone_for": "", "stages": [PLACED]}}
     (tmp_path / "worker.py").write_text(STAGED % (repr(said), repr(GONE)))
     hosts = [
@@ -133,8 +138,9 @@ def test_stages_learn_each_other_and_the_end_of_one_is_told(serve: Any, tmp_path
     places: Any = [
         SimpleNamespace(host=host, transport=Away(tmp_path), folder=PurePath(f"/w/{host.name}")) for host in hosts
     ]
-    with pytest.raises(RunFailed, match=r"gpu03 has gone"):
+    with pytest.raises(RunFailed, match=r"gpu03 has gone") as caught:
         serve_stages(places, ["--name=run"], ports=(4800, 4900), on_ready=serve.ready.append)
+    assert caught.value.seen == ("gpu03: Killed by the system" if killed else "")
     first, behind = (json.loads((tmp_path / f"{verb}.json").read_text()) for verb in ("serve", "stage"))
     assert "--stage=gpu03=10.0.0.3:4812" in first["words"]
     assert first["words"][0] == "/w/gpu02"
