@@ -1,5 +1,8 @@
 """What happens in the processes of test_stages."""
 
+import contextlib
+import socket
+import threading
 from pathlib import Path
 
 import torch
@@ -7,8 +10,9 @@ import torch
 from gangline.errors import GanglineError
 from gangline.worker.generate import open_folder
 from gangline.worker.serving.engine import Question, Served, open_engine
+from gangline.worker.serving.stage_link import LinkLost, StageLink, await_call, call_stage, listen_for_stages
 from gangline.worker.serving.staged_engine import divide
-from tests.train.cases_serving import STAGES, Heard, model_of_kind, with_stages
+from tests.train.cases_serving import KEY, STAGES, Heard, model_of_kind, with_stages
 from tests.train.tiny import write_model, write_tokenizer
 
 
@@ -71,7 +75,44 @@ def stages_with_errors(folder):
     staged._chain.begin = broken
     last = [_ask(staged, "tea").wait() for _ in range(2)]
     staged.close()
-    return [type(last[0].error).__name__, last[1].finish]
+    return [type(last[0].error).__name__, last[0].error.what, last[1].finish]
+
+
+def met(address):
+    """What two ends of a connection say to each other while two strangers are there who say nothing."""
+    with listen_for_stages(address, None) as listener, contextlib.ExitStack() as stack:
+        place = listener.getsockname()
+        for _ in range(2):
+            stack.enter_context(socket.create_connection(place[:2]))
+        called = []
+        waiting = threading.Thread(
+            target=lambda: called.append(await_call(listener, KEY, until=lambda: False)), daemon=True
+        )
+        waiting.start()
+        caller = call_stage("h1", address, place[1], KEY)
+        waiting.join(10)
+        caller.send({"do": "open"})
+        said = called[0].receive()[0]
+        for link in (caller, *called):
+            link.close()
+    return said
+
+
+def without_memory():
+    """What whoever waits for a message hears where its tensor finds no room."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = StageLink(socket.create_connection(listener.getsockname()))
+        far = StageLink(listener.accept()[0])
+    near.send({"do": "pass"}, torch.ones(3))
+    torch.empty, kept = (lambda *_, **__: torch.ones(2) @ torch.ones(3)), torch.empty  # any RuntimeError
+    try:
+        far.receive()
+    except LinkLost as error:
+        return str(error)
+    finally:
+        torch.empty = kept
+        for link in (near, far):
+            link.close()
 
 
 def in_flight(folder):

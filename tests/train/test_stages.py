@@ -179,7 +179,21 @@ def test_kinds_of_models_in_stages_have_the_answers_of_one_process_or_are_refuse
 
 
 def test_an_error_in_a_later_stage_ends_its_answers_and_no_others(pool, tmp_path):
-    assert pool(1).run(cases_stages.stages_with_errors, folder=str(tmp_path))[0] == ["RunFailed", "length"]
+    seen = pool(1).run(cases_stages.stages_with_errors, folder=str(tmp_path))[0]
+    assert seen == ["RunFailed", "h0: a pass failed in its layers", "length"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_strangers_who_say_nothing_hold_nobody_up_over_ipv4_and_ipv6(address, pool):
+    try:
+        socket.create_server((address, 0), family=socket.getaddrinfo(address, 0)[0][0]).close()
+    except OSError as error:
+        pytest.skip(f"no {address} here: {error}")
+    assert pool(1).run(cases_stages.met, address=address)[0] == {"do": "open"}
+
+
+def test_a_tensor_that_finds_no_memory_ends_the_connection_and_not_the_thread_that_reads(pool):
+    assert "RuntimeError" in pool(1).run(cases_stages.without_memory)[0]
 
 
 def test_as_many_passes_are_on_their_way_as_there_are_stages(pool, tmp_path):

@@ -12,16 +12,18 @@ import hashlib
 import hmac
 import json
 import math
+import queue
 import secrets
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from gangline.errors import HostUnreachable, UsageError
+from gangline.errors import HostUnreachable, UsageError, error_summary
 
 _HEAD = struct.Struct(">IQ")
 """Bytes of the JSON object, and of the tensor."""
@@ -29,7 +31,7 @@ _HEAD_LIMIT_BYTES = 4 << 20
 _TENSOR_LIMIT_BYTES = 1 << 34
 _NONCE_BYTES = 32
 _SHAKE_S = 10.0
-"""For showing the key: a stranger who says nothing holds nobody up for longer."""
+"""For each answer while the key is shown; who calls is heard beside the others, so a stranger holds nobody up."""
 _CALLED, _CALLER = b"called", b"caller"
 _TYPES = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.float64, torch.bfloat16)}
 _TYPES |= {"float16": torch.float16}
@@ -79,8 +81,10 @@ class StageLink:
                 raise LinkLost("a message is too long")
             head = json.loads(_exactly(self._connection, num_text))
             return head, self._tensor(head, num_tensor)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (LinkLost, OSError) as error:
             raise LinkLost(str(error)) from error
+        except Exception as error:  # no memory for the tensor, too: who waits for the message has to hear it
+            raise LinkLost(error_summary(error)) from error
 
     def _tensor(self, head: dict[str, Any], num_bytes: int) -> torch.Tensor | None:
         if not num_bytes:
@@ -100,11 +104,15 @@ class StageLink:
 
 
 def listen_for_stages(address: str, ports: tuple[int, int] | None) -> socket.socket:
-    """A socket that other stages may call. ports: the first and last that it may have. Raises UsageError."""
+    """A socket that other stages may call, of IPv4 or IPv6. ports: the first and last that it may have.
+
+    Raises UsageError.
+    """
     said = ""
     for port in range(ports[0], ports[1] + 1) if ports else (0,):
         try:
-            return socket.create_server((address, port))
+            family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(place, family=family)
         except OSError as error:
             said = str(error)
     raise UsageError(
@@ -116,13 +124,22 @@ def listen_for_stages(address: str, ports: tuple[int, int] | None) -> socket.soc
 
 def await_call(listener: socket.socket, key: str, *, until: Callable[[], bool]) -> StageLink:
     """The next one who knows the key; others get nothing. Raises LinkLost once `until` says so."""
-    listener.settimeout(0.5)
+    known: queue.Queue[StageLink] = queue.Queue()
+
+    def hear(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            if _shake(connection, key, mine=_CALLED, theirs=_CALLER):
+                known.put(StageLink(connection))
+                return
+        connection.close()
+
+    listener.settimeout(0.1)
     while not until():
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
-            if _shake(connection, key, mine=_CALLED, theirs=_CALLER):
-                return StageLink(connection)
-            connection.close()
+            threading.Thread(target=hear, args=(connection,), daemon=True).start()
+        with contextlib.suppress(queue.Empty):
+            return known.get_nowait()
     raise LinkLost("nobody called")
 
 
@@ -132,12 +149,12 @@ def call_stage(name: str, address: str, port: int, key: str, *, patience_s: floa
     while time.monotonic() < deadline:
         try:
             connection = socket.create_connection((address, port), timeout=patience_s)
+            if _shake(connection, key, mine=_CALLER, theirs=_CALLED):
+                return StageLink(connection)
         except OSError as error:
             said = str(error)
             time.sleep(0.2)
             continue
-        if _shake(connection, key, mine=_CALLER, theirs=_CALLED):
-            return StageLink(connection)
         connection.close()
         said = "it does not show that it knows the key of this endpoint"
         break
@@ -149,20 +166,20 @@ def call_stage(name: str, address: str, port: int, key: str, *, patience_s: floa
 
 
 def _shake(connection: socket.socket, key: str, *, mine: bytes, theirs: bytes) -> bool:
-    """Whether both ends know the key. Each proves it over what both have drawn, and says which end it is."""
+    """Whether both ends know the key. Each proves it over what both have drawn, and says which end it is.
+
+    Raises OSError where the other end says nothing.
+    """
     connection.settimeout(_SHAKE_S)
     own = secrets.token_bytes(_NONCE_BYTES)
-    try:
-        connection.sendall(own)
-        other = _exactly(connection, _NONCE_BYTES)
-        if mine == _CALLER:  # who calls shows it first: a stranger who calls learns nothing
-            connection.sendall(_proof(key, mine, own, other))
-        if not hmac.compare_digest(_exactly(connection, 32), _proof(key, theirs, other, own)):
-            return False
-        if mine == _CALLED:
-            connection.sendall(_proof(key, mine, own, other))
-    except OSError:
+    connection.sendall(own)
+    other = _exactly(connection, _NONCE_BYTES)
+    if mine == _CALLER:  # who calls shows it first: a stranger who calls learns nothing
+        connection.sendall(_proof(key, mine, own, other))
+    if not hmac.compare_digest(_exactly(connection, 32), _proof(key, theirs, other, own)):
         return False
+    if mine == _CALLED:
+        connection.sendall(_proof(key, mine, own, other))
     return True
 
 

@@ -37,6 +37,7 @@ from gangline.worker.serving.passes import (
 from gangline.worker.weights import Files, materialize, read_parts
 
 _EMPTY = threading.Lock()
+ALONE = "serve it on one host: gangline serve RUN --on HOST"
 TRIES = 3
 """How often a layer's products are timed; the fastest counts."""
 
@@ -117,7 +118,7 @@ def open_stage(folder: Path, *, number: int, stages: tuple[int, ...]) -> StageMo
         raise ModelError(
             f"{folder} cannot be read in parts",
             seen="its files have other names than transformers gives the weights, or it keeps some of them in fp32",
-            fix="serve it on one host: gangline serve --on HOST",
+            fix=ALONE,
         )
     with loading(str(folder), None), in_memory(f"the layers of {folder} do not fit into the memory here", SMALLER):
         materialize(core, device)
@@ -251,6 +252,4 @@ def try_batch(stage: StageModel, shapes: LayerShapes) -> None:
 
 
 def _unfit(seen: str) -> UsageError:
-    return UsageError(
-        "this model cannot be served over several hosts", seen=seen, fix="serve it on one: gangline serve --on HOST"
-    )
+    return UsageError("this model cannot be served over several hosts", seen=seen, fix=ALONE)

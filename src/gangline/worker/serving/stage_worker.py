@@ -35,6 +35,7 @@ from gangline.worker.serving.stage_link import (
     listen_for_stages,
 )
 from gangline.worker.serving.stage_model import (
+    ALONE,
     StageModel,
     StagePasses,
     layer_seconds,
@@ -46,8 +47,6 @@ from gangline.worker.trained import hush_libraries
 
 log = logging.getLogger(__name__)
 
-READ_AHEAD = 4
-"""Messages that are received while one is worked on."""
 ACCEPT_S = 120.0
 """For the call of the stage before."""
 
@@ -94,6 +93,8 @@ class PreparedStage:
         self._folder = folder
         self._stage: StageModel
         self._shapes: LayerShapes
+        self.number = 0
+        """In the chain; 0: the first."""
 
     def facts(self, *, num_rows: int) -> dict[str, Any]:
         """Free memory, and the time of a layer's products."""
@@ -106,6 +107,7 @@ class PreparedStage:
 
     def load(self, *, number: int, stages: list[int], num_rows: int, context: int | None) -> Any:
         """Read the layers, and plan their cache. Raises GanglineError."""
+        self.number = number
         self._stage = open_stage(self._folder, number=number, stages=tuple(stages))
         self._shapes = stage_shapes(self._stage)
         plan = plan_cache(
@@ -154,7 +156,7 @@ class _StageWorker:
                 said = {"error": error.to_json()}
             except Exception as error:  # any that a library raises: the first stage tells it
                 log.exception("a stage failed")
-                failed = RunFailed("a stage failed", seen=error_summary(error), fix="its host's lines say more")
+                failed = RunFailed("a stage failed", seen=error_summary(error), fix=ALONE)
                 said = {"error": failed.to_json()}
             self._control.send(said or {})
 
@@ -173,7 +175,7 @@ class _StageWorker:
 
     def serve(self) -> None:
         """Take what comes, and hand it on. Raises LinkLost."""
-        coming: queue.Queue[Message | None] = queue.Queue(READ_AHEAD)
+        coming: queue.Queue[Message | None] = queue.Queue()  # no limit: an end is heard while a pass is worked on
         previous = self._previous or self._control
         threading.Thread(target=_read, args=(previous, coming), daemon=True).start()
         if previous is not self._control:  # nothing comes there any more but its end
@@ -195,7 +197,7 @@ class _StageWorker:
                 made = passes.pass_on(head["slots"], head["counts"], given)
             except Exception as error:  # out of memory, say: these answers fail, and their slots are closed
                 log.exception("answers failed")
-                head["error"] = error_summary(error)
+                head |= {"error": error_summary(error), "stage": self._prepared.number}
         if self._next is not None or do in {"pass", "count"}:
             following.send(head, made)
 

@@ -27,7 +27,7 @@ from gangline.worker.serving.engine import Engine, Served
 from gangline.worker.serving.own_loop import Answer, OwnLoop, Voice
 from gangline.worker.serving.passes import CHUNK_TOKENS
 from gangline.worker.serving.stage_link import LinkLost, Message, StageLink, call_stage
-from gangline.worker.serving.stage_model import StagePasses, model_sizes
+from gangline.worker.serving.stage_model import ALONE, StagePasses, model_sizes
 from gangline.worker.serving.stage_worker import PreparedStage
 from gangline.worker.tokenizer import load_tokenizer
 
@@ -130,13 +130,11 @@ class _Crew:
             _send(link, {"do": do, **words_of}, name=name)
         try:
             own = getattr(self._own, do)(**asked[0])
-        except GanglineError:
-            raise
+        except GanglineError as error:
+            raise _at(self.names[0], error) from error
         except Exception as error:  # any that an architecture raises where it is cut
             log.exception("the first stage failed")
-            raise RunFailed(
-                f"{self.names[0]}: a stage failed", seen=error_summary(error), fix="serve the model on one host"
-            ) from error
+            raise RunFailed(f"{self.names[0]}: a stage failed", seen=error_summary(error), fix=ALONE) from error
         return [own, *(_reply(link, name) for link, name in zip(self._links, self.names[1:], strict=True))]
 
     def _join(self) -> None:
@@ -165,9 +163,12 @@ def _reply(link: StageLink, name: str) -> dict[str, Any]:
     except LinkLost as error:
         raise _gone(name, str(error)) from None
     if "error" in head:
-        told = GanglineError.from_json(head["error"])
-        raise type(told)(f"{name}: {told.what}", seen=told.seen, fix=told.fix)
+        raise _at(name, GanglineError.from_json(head["error"]))
     return head
+
+
+def _at(name: str, error: GanglineError) -> GanglineError:
+    return type(error)(f"{name}: {error.what}", seen=error.seen, fix=error.fix)
 
 
 def _gone(name: str, seen: str) -> RunFailed:
@@ -264,7 +265,11 @@ class StageChain:
         """The logits of the oldest pass that was begun: (slots, vocabulary). Raises RunFailed."""
         head, logits = self._reply()
         if logits is None:
-            raise RunFailed("a stage failed", seen=str(head.get("error")), fix="its host's lines say more")
+            raise RunFailed(
+                f"{self._links[head['stage'] - 1][0]}: a pass failed in its layers",
+                seen=head["error"],
+                fix="where its memory is used up: fewer answers at a time (--parallel), or a shorter --context",
+            )
         return logits
 
     def counts(self) -> list[int]:
