@@ -7,11 +7,12 @@ agent sees and ends them as it does others (docs/decisions/0069-containers.md).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from gangline.errors import CheckFailed, RunFailed
+from gangline.errors import CheckFailed, GanglineError, RunFailed
 from gangline.provision.ask import TIMEOUT_S, run_there
 from gangline.provision.console import Console, shown
 from gangline.provision.relay import Cargo, bring
@@ -36,8 +37,12 @@ have on the host, but for those that belong to the host's own files; and the use
 """
 AT_OPTIONS = 6
 """Where in a prefix the options of the engine begin."""
-FIXED = ("--rm", "--interactive", "--pull=never", "--entrypoint=", "--network=host", "--pid=host", "--ipc=host")
-"""An image's own entry point would stand in front of the Python."""
+FIXED = (
+    *("--rm", "--interactive", "--pull=never", "--entrypoint=", "--network=host", "--pid=host", "--ipc=host"),
+    "--pids-limit=-1",
+)
+"""An image's own entry point would stand in front of the Python. podman's own limit of 2048 counts threads, of which
+the ranks of a host have more."""
 LABELS = ("--security-opt", "label=disable")
 """Else SELinux keeps a container from the work folder."""
 GPUS = {"podman": ("--device", "nvidia.com/gpu=all"), "docker": ("--gpus", "all")}
@@ -196,6 +201,7 @@ class _Distribution:
         """Save it on one host, bring the file to the others, load it there; the files are gone afterwards."""
         spots = {host.name: self._spot(host, wanted) for host in (source, *lacking)}
         first = spots[source.name]
+        self._clear([first])  # podman writes over no file that an earlier start has left
         self._console.progress(f"{source.name} saves {shown(self._image)}")
         try:
             self._must(source, "saved", "mkdir", "-p", "-m", "700", "--", str(first.path))
@@ -206,7 +212,12 @@ class _Distribution:
             bring(cargo, targets, shared=self._ground.shared, console=self._console)
             in_parallel(lambda host: self._load(host, spots[host.name], wanted), lacking)
         finally:
-            for spot in spots.values():
+            self._clear(spots.values())
+
+    def _clear(self, spots: Iterable[Spot]) -> None:
+        """Take away what was saved; a host that does not answer keeps it until the image is handed on again."""
+        for spot in spots:
+            with suppress(GanglineError):
                 run_there(spot.transport, ("rm", "-rf", "--", str(spot.path)))
 
     def _load(self, host: Host, spot: Spot, wanted: str) -> None:

@@ -47,6 +47,7 @@ def test_ranks_run_in_the_image_by_its_id_with_what_they_need_of_the_host(engine
         *("sh", "-c", images.START, "gangline-image", "/home/me/gangline", engine),
         *("--volume", "/home/me/gangline:/home/me/gangline", "--volume", "/mnt/nas:/mnt/nas"),
         *("--rm", "--interactive", "--pull=never", "--entrypoint=", "--network=host", "--pid=host", "--ipc=host"),
+        "--pids-limit=-1",
         *("--security-opt", "label=disable", *gpu),
         *(ID, "python3", "-m", "x"),
     )
@@ -96,9 +97,21 @@ def test_an_image_that_nobody_has_is_pulled_by_one_host_or_refused_with_its_word
     assert len(around.transports["pc2"].calls) == 1
 
 
-def test_a_host_that_cannot_save_its_image_is_named_and_nothing_stays():
+@pytest.mark.parametrize("goes", [False, True])
+def test_a_host_that_cannot_save_its_image_is_named_and_nothing_stays_on_those_that_answer(goes):
     around = ground(pc1=Scripted(stdout=ID), pc2=UNKNOWN)
+    source, folder = around.transports["pc1"], f"/home/me/gangline/images/{ID[:12]}"
+    says = source.answer
+
+    def answers(call):
+        source.reachable = not (goes and call.argv[0] == "mkdir")
+        return says(call)
+
+    source.answer = answers
     with pytest.raises(RunFailed, match=r"pc1: the image localhost/train:1 cannot be saved"):
         images.ContainerImage().place([host("pc1"), host("pc2")], around, console=SILENT)
-    for transport in around.transports.values():
-        assert transport.calls[-1].argv == ("rm", "-rf", "--", f"/home/me/gangline/images/{ID[:12]}")
+    clears = ("rm", "-rf", "--", folder)
+    # what an earlier start has left goes first: podman writes over no file
+    made = [clears, ("mkdir", "-p", "-m", "700", "--", folder), *([] if goes else [clears])]
+    assert [call.argv for call in source.calls[1:]] == made
+    assert around.transports["pc2"].calls[-1].argv == clears
