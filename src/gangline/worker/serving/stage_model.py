@@ -36,8 +36,9 @@ from gangline.worker.serving.passes import (
 )
 from gangline.worker.weights import Files, materialize, read_parts
 
-_EMPTY = threading.Lock()
-ALONE = "serve it on one host: gangline serve RUN --on HOST"
+_ALONE = threading.Lock()
+"""While a model is empty, torch puts the parameters that any thread of the process sets on the meta device."""
+ON_ONE_HOST = "serve it on one host: gangline serve RUN --on HOST"
 TRIES = 3
 """How often a layer's products are timed; the fastest counts."""
 
@@ -118,9 +119,10 @@ def open_stage(folder: Path, *, number: int, stages: tuple[int, ...]) -> StageMo
         raise ModelError(
             f"{folder} cannot be read in parts",
             seen="its files have other names than transformers gives the weights, or it keeps some of them in fp32",
-            fix=ALONE,
+            fix=ON_ONE_HOST,
         )
-    with loading(str(folder), None), in_memory(f"the layers of {folder} do not fit into the memory here", SMALLER):
+    no_room = f"the layers of {folder} do not fit into the memory here"
+    with _ALONE, loading(str(folder), None), in_memory(no_room, SMALLER):
         materialize(core, device)
         read_parts(core, files, targets={})
     core.eval().requires_grad_(False)
@@ -134,9 +136,10 @@ def _on_meta(source: ModelJob) -> Any:
 
     config = load_config(source)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    with _EMPTY, init_empty_weights(include_buffers=False):  # it changes torch for the whole process
-        core = model_of(config, source, dtype=dtype)
-    core.tie_weights()  # which was lost on the way to the meta device
+    with _ALONE:
+        with init_empty_weights(include_buffers=False):
+            core = model_of(config, source, dtype=dtype)
+        core.tie_weights()  # which was lost on the way to the meta device
     return core
 
 
@@ -252,4 +255,4 @@ def try_batch(stage: StageModel, shapes: LayerShapes) -> None:
 
 
 def _unfit(seen: str) -> UsageError:
-    return UsageError("this model cannot be served over several hosts", seen=seen, fix=ALONE)
+    return UsageError("this model cannot be served over several hosts", seen=seen, fix=ON_ONE_HOST)

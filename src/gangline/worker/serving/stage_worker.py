@@ -35,7 +35,7 @@ from gangline.worker.serving.stage_link import (
     listen_for_stages,
 )
 from gangline.worker.serving.stage_model import (
-    ALONE,
+    ON_ONE_HOST,
     StageModel,
     StagePasses,
     layer_seconds,
@@ -156,7 +156,7 @@ class _StageWorker:
                 said = {"error": error.to_json()}
             except Exception as error:  # any that a library raises: the first stage tells it
                 log.exception("a stage failed")
-                failed = RunFailed("a stage failed", seen=error_summary(error), fix=ALONE)
+                failed = RunFailed("a stage failed", seen=error_summary(error), fix=ON_ONE_HOST)
                 said = {"error": failed.to_json()}
             self._control.send(said or {})
 

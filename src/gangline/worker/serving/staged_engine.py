@@ -27,7 +27,7 @@ from gangline.worker.serving.engine import Engine, Served
 from gangline.worker.serving.own_loop import Answer, OwnLoop, Voice
 from gangline.worker.serving.passes import CHUNK_TOKENS
 from gangline.worker.serving.stage_link import LinkLost, Message, StageLink, call_stage
-from gangline.worker.serving.stage_model import ALONE, StagePasses, model_sizes
+from gangline.worker.serving.stage_model import ON_ONE_HOST, StagePasses, model_sizes
 from gangline.worker.serving.stage_worker import PreparedStage
 from gangline.worker.tokenizer import load_tokenizer
 
@@ -134,7 +134,7 @@ class _Crew:
             raise _at(self.names[0], error) from error
         except Exception as error:  # any that an architecture raises where it is cut
             log.exception("the first stage failed")
-            raise RunFailed(f"{self.names[0]}: a stage failed", seen=error_summary(error), fix=ALONE) from error
+            raise RunFailed(f"{self.names[0]}: a stage failed", seen=error_summary(error), fix=ON_ONE_HOST) from error
         return [own, *(_reply(link, name) for link, name in zip(self._links, self.names[1:], strict=True))]
 
     def _join(self) -> None:
