@@ -179,7 +179,18 @@ def unlike(run: RunRecords, ranks: list[RankTime], _whole_s: float) -> Iterable[
 
 
 def _kind(run: RunRecords, rank: RankTime) -> str:
-    """What a rank computes on, as its host's facts and the plan say."""
+    """What a rank computes on, and whether by settings of its own it computes more than others of that kind."""
+    planned = run.plan.ranks[rank.rank] if run.plan and rank.rank < len(run.plan.ranks) else None
+    again = " with activation checkpointing" if planned is not None and planned.activation_checkpointing else ""
+    events = itertools.chain.from_iterable(attempt.events for attempt in run.history.attempts)
+    words = [str(event.get("settings")) for event in events if event.get("event") == "restarting"]
+    is_smaller = any(f"{_name(rank)} " in each for each in words)
+    smaller = ", with smaller settings since it ran out of memory" if is_smaller else ""
+    return f"{_device(run, rank)}{again}{smaller}"
+
+
+def _device(run: RunRecords, rank: RankTime) -> str:
+    """As the facts of its host and the plan say."""
     facts = next((each for each in run.inventory.hosts if each.host == rank.host), None) if run.inventory else None
     if facts is None:
         return "a device that is not known"

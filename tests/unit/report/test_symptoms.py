@@ -179,6 +179,25 @@ def test_a_rank_that_is_slower_than_those_like_it(tmp_path: Path, compute: tuple
     assert [each.what for each in inquiry.causes] == said
 
 
+@pytest.mark.parametrize("by_plan", [True, False])
+def test_a_rank_that_recomputes_alone_is_not_accused_of_being_slow(tmp_path: Path, by_plan: bool) -> None:
+    run = trained(tmp_path, *steps(compute=(0.5, 0.7)))
+    if by_plan:
+        one, other = plan().ranks
+        run = dataclasses.replace(
+            run, plan=plan(ranks=(one, dataclasses.replace(other, activation_checkpointing=True)))
+        )
+    else:
+        settings = "rank 1 on pc2 computes activations again from here on; the others go on as before"
+        (attempt,) = run.history.attempts
+        event = {"event": "restarting", "settings": settings}
+        attempts = (dataclasses.replace(attempt, events=(*attempt.events, event)),)
+        run = dataclasses.replace(run, history=dataclasses.replace(run.history, attempts=attempts))
+    (cause,) = asked("one-gpu-slower", run).causes
+    assert cause.fix.startswith("no fault")
+    assert ("with activation checkpointing" if by_plan else "since it ran out of memory") in cause.what
+
+
 def test_ranks_of_a_pipeline_are_not_compared(tmp_path: Path) -> None:
     run = trained(tmp_path, *steps(compute=(0.5, 0.9)))
     inquiry = asked("one-gpu-slower", dataclasses.replace(run, plan=plan(strategy="pipeline")))
