@@ -54,7 +54,7 @@ def test_the_others_go_on_without_the_head(trained):
     told = json.loads(user.types("explain", run, "--json").stdout)
     assert told["attempts"][0]["cause"]["what"] == "h0, which supervised the run, was not heard any more"
     assert records.take(others, run).judge() == []
-    assert records.leaders == {1: {"h0"}, 2: {"h1"}}
+    assert in_turn(records) == ["h0", "h1"]
     history = records.files["h1"]["metrics.jsonl"].splitlines()
     assert any('"step": 1,' in line for line in history)  # as h0 has written it
     assert len(history) == len(set(history))
@@ -77,7 +77,7 @@ def test_a_head_that_was_cut_off_gives_up_and_joins_again(trained):
     user.awaits(run, lambda now: now["attempt"] == 3 and (now["step"] or 0) > 30, "it joins as any host")
     records = Records().take(made.hosts, run)
     assert records.judge() == []
-    assert records.leaders == {1: {"h0"}, 2: {"h1"}}
+    assert in_turn(records) == ["h0", "h1"]
     user.types("stop", run)
     assert ranks_left(made.hosts) == []
 
@@ -101,6 +101,12 @@ def test_a_head_that_sleeps_for_a_moment_stays_and_one_that_sleeps_for_long_does
     assert records.judge() == []
     user.types("stop", run)
     assert ranks_left(made.hosts) == []
+
+
+def in_turn(records):
+    """Who has led, one after the other. A busy machine may lose the votes of a term, and then that has no leader."""
+    assert all(len(names) == 1 for names in records.leaders.values())
+    return [next(iter(names)) for _, names in sorted(records.leaders.items())]
 
 
 def state_on(host, run):

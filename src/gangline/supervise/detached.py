@@ -22,7 +22,7 @@ from gangline.runs.record_versions import decode_record, load_record
 from gangline.runs.state import RunState, StopOrder, write_leave, write_order
 from gangline.supervise import clean
 from gangline.supervise.clean import end_without_supervisor
-from gangline.supervise.gang_control import SupervisedRun
+from gangline.supervise.gang_control import NO_SSH_AGENT, SupervisedRun
 from gangline.supervise.lock import break_lock, has_supervisor, is_frozen
 from gangline.transport.local import LocalTransport, our_python
 from gangline.transport.ssh_options import NONSENSE, understood
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 600.0
 """Many hosts, some of which answer slowly."""
-NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
-"""An ssh agent that is forwarded with our connection ends with it: the head must work without one."""
 OWN_PYTHON = """\
 import json, sys
 old = {"old": "%d.%d" % sys.version_info[:2]} if sys.version_info < (3, 10) else {}

@@ -21,6 +21,8 @@ from gangline.transport.transport import Transport
 
 PAUSE_S = 0.3
 VERIFY_S = 15.0
+NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
+"""An ssh agent that is forwarded with our connection ends with it: a host that leads must work without one."""
 Connect = Callable[[Cluster], Mapping[str, Transport]]
 
 

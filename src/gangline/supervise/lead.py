@@ -241,6 +241,11 @@ class Lead:
         fresh = Membership(term=0, number=0, attempt=deputies.attempt, members=names)
         self.membership = fresh if found is None or self.is_afresh else found
 
+    @property
+    def is_replaced_here(self) -> bool:
+        """Whether a later supervisor of this very host leads, or has led."""
+        return RunState.load(self.layout).epoch // EPOCHS > max(self.term, self._led_before)
+
     # Votes.
 
     def campaign(self, *, quiet: Collection[str] = ()) -> Campaign:
@@ -685,7 +690,7 @@ def give_up(lead: Lead, error: Deposed) -> None:
     layout = lead.layout
     lead.close()
     state = RunState.load(layout)
-    if state.epoch // EPOCHS > lead.last_term or state.phase not in ("preparing", *GOES_ON):
+    if lead.is_replaced_here or state.phase not in ("preparing", *GOES_ON):
         return
     _end_ranks(lead, {lead.own}, now=True)
     mark = layout.lead / lead.own / f"deposed-{lead.last_term}.json"

@@ -36,7 +36,7 @@ from gangline.supervise.cause import (
     only_terminated,
 )
 from gangline.supervise.clean import end_earlier
-from gangline.supervise.gang_control import GangControl, SupervisedRun, with_leftovers
+from gangline.supervise.gang_control import NO_SSH_AGENT, GangControl, SupervisedRun, with_leftovers
 from gangline.supervise.gang_view import GangView, Statuses
 from gangline.supervise.lead import Lead
 from gangline.supervise.liveness import EpochClaims
@@ -132,10 +132,6 @@ def with_deputies(request: LaunchRequest, cluster: Cluster, lead: Lead) -> Launc
         can_lead = part.host in lead.deputies.candidates and part.host != lead.own
         parts.append(dataclasses.replace(part, led=True, deputy=words if can_lead else None))
     return dataclasses.replace(request, hosts=tuple(parts))
-
-
-NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
-"""An ssh agent that is forwarded with our connection ends with it: a host that leads must work without one."""
 
 
 # Commit checkpoints: once every host of the attempt has its part, place the record on every host.

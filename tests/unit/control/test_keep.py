@@ -132,6 +132,29 @@ def test_without_its_keeper_a_run_is_ended_at_once_where_hosts_answer_and_only_t
     assert "ordered to end at once: pc1, pc2" in error.value.seen or "pc2" in error.value.seen
 
 
+def test_a_leader_that_does_not_answer_is_named_and_the_others_are_ended_in_its_attempt(world):
+    """This computer has not heard of it before: it knows attempt 1, under pc1."""
+    world.transports["pc3"] = FakeTransport("pc3")
+    world.cluster = dataclasses.replace(world.cluster, hosts=(*world.cluster.hosts, ssh_host("pc3")))
+    layout = world.run()
+    SupervisorRecord(host="pc1", candidates=("pc2", "pc3")).save(layout)
+    there = RunLayout(PurePath("/home/pc3"), layout.run_id)
+    world.transports["pc3"].files = {
+        PurePath(there.lead / "pc3" / "heartbeat-2.json"): b'{"leader": "pc2", "number": 7}',
+        PurePath(there.attempt(2) / "gang.json"): b"{}",
+    }
+    gang = Gang(run_id=layout.run_id, attempt=2, ranks=tuple(GangRank(host=f"pc{n}", share=1) for n in (1, 2)))
+    world.backend.start(world.backend.render(world.cluster, gang, port=1), {}, epoch=2_000_001)
+    world.transports["pc1"].reachable = world.transports["pc2"].reachable = False
+    with (
+        open_run(layout.run_id, home=world.home, deps=world.deps) as run,
+        pytest.raises(HostUnreachable, match="pc2, which supervises"),
+    ):
+        stop(run, now=True, deps=world.deps)
+    assert world.backend.epochs[-1] == 2_000_002
+    assert {status.phase for status in world.backend.statuses.values()} == {"ended"}
+
+
 DEEP = b"[" * 10**5
 STATE = {"name": "job", "phase": "running", "attempt": 1, "created": "", "updated": "", "epoch": 1}
 
