@@ -360,19 +360,20 @@ def looked_after(models, tmp_path):
         argv = [str(Path(sys.executable).with_name("gangline")), *words]
         return subprocess.run(argv, capture_output=True, text=True, timeout=300, env=env, cwd=tmp_path)
 
+    gangline.model = str(models[0])
     gangline.folder = tmp_path / "home" / "endpoints" / "serve-tiny"
     gangline.begun = gangline("serve", models[0], "--name", "tiny", "--parallel", "2", "--detach")
     yield gangline
     gangline("stop", "serve-tiny")
 
 
-def workers():
-    """Processes here that serve a model by this name."""
+def workers(gangline):
+    """Processes here that serve its model as it asked for."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if b"gangline.worker" in words and b"--parallel=2" in words:
+            if {b"gangline.worker", b"--parallel=2", gangline.model.encode()} <= set(words):
                 found.append(int(path.parent.name))
     return found
 
@@ -405,7 +406,7 @@ def test_an_endpoint_in_the_background_is_listed_has_a_log_and_is_stopped(looked
     again = looked_after("serve", state["target"], "--name", "tiny", "--detach")
     assert (again.returncode, "serve-tiny is serving already" in again.stderr) == (2, True)
     assert looked_after("stop", "serve-tiny").stdout == "serve-tiny stopped\n"
-    assert workers() == []
+    assert workers(looked_after) == []
     assert not (looked_after.folder / "key.secret").exists()
     failed = looked_after("serve", state["target"], "--name", "tiny", "--context", "100000", "--detach")
     assert (failed.returncode, "--context 100000 is longer than this model takes" in failed.stderr) == (2, True)
@@ -416,7 +417,7 @@ def test_an_endpoint_in_the_background_is_listed_has_a_log_and_is_stopped(looked
 
 @pytest.mark.timeout(600)
 def test_the_death_of_an_endpoint_is_told_with_its_cause(looked_after):
-    [worker] = workers()
+    [worker] = workers(looked_after)
     os.kill(worker, signal.SIGKILL)
     until(lambda: state_of(looked_after)["phase"] == "failed")
     listed = looked_after("ps").stderr
@@ -427,6 +428,6 @@ def test_the_death_of_an_endpoint_is_told_with_its_cause(looked_after):
 def test_an_endpoint_whose_process_was_killed_leaves_no_worker(looked_after):
     state = json.loads((looked_after.folder / "state.json").read_text())
     os.kill(state["process"]["pid"], signal.SIGKILL)
-    until(lambda: not workers())
+    until(lambda: not workers(looked_after))
     assert state_of(looked_after)["phase"] == "lost"
     assert "was killed, or this computer was off" in looked_after("ps").stderr
