@@ -13,7 +13,7 @@ from gangline.control.end import rehearse_stop, started_request, stop
 from gangline.control.supervision import RunHandle, SupervisorRecord, open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostUnreachable, UsageError
-from gangline.launch.backend import HostRequest, LaunchRequest
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
@@ -194,10 +194,16 @@ def test_what_the_head_has_started_by_itself_is_read_there(world: World) -> None
 def test_without_its_keeper_the_host_agents_are_told_in_the_folders_of_the_attempt_that_runs(world: World) -> None:
     run, keeper = kept_by_head(world, attempt=3)
     told: list[LaunchRequest] = []
+    epochs: list[object] = []
 
     class Backend:
-        def stop(self, request: LaunchRequest, _transports: object, **_how: object) -> list[str]:
+        def poll(self, _request: LaunchRequest, _transports: object) -> list[HostStatus]:
+            silent_one = HostStatus(host="pc1", phase="unreachable")
+            return [silent_one, HostStatus(host="pc2", phase="running", epoch=41)]
+
+        def stop(self, request: LaunchRequest, _transports: object, **how: object) -> list[str]:
             told.append(request)
+            epochs.append(how["epoch"])
             return ["pc1"]
 
     def silent(_layout: RunLayout, _keeper: object) -> bool:
@@ -212,6 +218,7 @@ def test_without_its_keeper_the_host_agents_are_told_in_the_folders_of_the_attem
         "/home/pc2/runs/calm-otter-7/attempts/3/pc2",
     ]
     assert {part.attempt for part in told[0].hosts} == {3}
+    assert epochs == [42]  # above that of the supervisor which cannot be asked
 
 
 def test_a_lost_run_of_which_nothing_is_alive_is_ended_so_that_it_can_be_resumed(world: World, run_id: str) -> None:
