@@ -137,9 +137,7 @@ def try_lab(model: Path, loops: int) -> Line:
         desk.env["PYTHONPATH"] = str(ROOT / "src")
         user = NewUser(desk)
         user.brings(model, job=LAB_JOB)
-        user.types("init", *(host.name for host in lab.hosts), "--yes")
-        text = desk.read("cluster.yaml").decode()
-        desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text))
+        user.describes(*(host.name for host in lab.hosts))
         with busy(loops):
             truths = [Truth(host.popen, host.home / "gangline") for host in lab.hosts]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}

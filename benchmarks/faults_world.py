@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import struct
 import sys
 import time
@@ -89,10 +88,8 @@ class World:
             plant(host)
         self.user = NewUser(self.lab.user)
         self.user.brings(self._model, job=self.job)
-        self.user.types("init", *(host.name for host in self.lab.hosts), "--yes")
-        text = self.user.desk.read("cluster.yaml").decode()
-        python = f"slots: 1\n    python: {PYTHON if self.planted else sys.executable}"
-        self.user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, text))
+        python = PYTHON if self.planted else sys.executable
+        self.user.describes(*(host.name for host in self.lab.hosts), python=python)
         self.run_id = self.user.types("train", "job.yaml", "--detach", timeout_s=300).stdout.strip()
         self.until(lambda seen: seen.step > 10, "it trains", timeout_s=300)
 

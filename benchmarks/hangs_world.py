@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import struct
 import sys
 from datetime import datetime
@@ -42,14 +41,12 @@ class HangWorld(World):
     def _begin(self) -> None:
         self.user = NewUser(self.lab.user)
         self.user.brings(self._model, job=self.job)
-        self.user.types("init", *(host.name for host in self.lab.hosts), "--yes")
-        text = self.user.desk.read("cluster.yaml").decode()
         for host in self.lab.hosts:
             folder = host.home / FOLDER
             host.write(f"{FOLDER}/sitecustomize.py", IN_RANK.read_bytes())
             host.write(f"{FOLDER}/python", WRAPPER.format(folder=folder, python=sys.executable), mode=0o755)
-        python = f"slots: 1\n    python: {self.lab.hosts[0].home / FOLDER / 'python'}"
-        self.user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, text))
+        python = self.lab.hosts[0].home / FOLDER / "python"
+        self.user.describes(*(host.name for host in self.lab.hosts), python=python)
         if self._pace_s:
             self.set_pace(self._pace_s)
         self.train(self.job)

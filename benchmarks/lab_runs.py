@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -49,10 +48,7 @@ class OwnWorld(World):
         """Everything up to `gangline train`. words: more lines for every host of the cluster file."""
         self.user = NewUser(self.lab.user)
         self.user.brings(self._model, job=self.job)
-        self.user.types("init", *(host.name for host in self.lab.hosts), "--yes")
-        text = self.user.desk.read("cluster.yaml").decode()
-        lines = "\n    ".join(["slots: 1", f"python: {sys.executable}", *words.splitlines()])
-        self.user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", lines, text))
+        self.user.describes(*(host.name for host in self.lab.hosts), words=words)
 
     def gang(self) -> Gang:
         """What of the run is on the hosts now."""

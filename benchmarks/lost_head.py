@@ -24,7 +24,6 @@ import argparse
 import json
 import os
 import random
-import re
 import signal
 import sys
 import tempfile
@@ -78,10 +77,7 @@ class LostHead:
         user = NewUser(self.lab.user)
         job = JOB.replace("every_steps: 50", f"every_steps: {EVERY}").replace("steps: 400", "steps: 1000000")
         user.brings(self.model, job=job)
-        user.types("init", *(host.name for host in self.lab.hosts), "--yes")
-        text = user.desk.read("cluster.yaml").decode()
-        text = re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text)
-        user.desk.write("cluster.yaml", f"{text}\ntakeover: votes\n")
+        user.describes(*(host.name for host in self.lab.hosts), more="\ntakeover: votes\n")
         run = user.types("train", "job.yaml", "--detach").stdout.strip()
         user.awaits(run, lambda row: (row["step"] or 0) > 2 * EVERY, "it trains", patience_s=PATIENCE_S)
         return user, run

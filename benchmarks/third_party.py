@@ -78,9 +78,8 @@ class Trial:
         self.user.desk.write("project.tgz", packed.getvalue())
         self.user.desk.check(["tar", "xzf", "project.tgz"])
         python = self._folder / "venv" / self._row["venv"] / "bin/python"
-        self.user.types("init", *SLOTS, "--yes")
+        self.user.describes(*SLOTS, python=python)
         text = self.user.desk.read("cluster.yaml").decode()
-        text = re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {python}", text)
         text = re.sub(r"(name: h1\b(?:.|\n)*?slots: )1", r"\g<1>2", text)
         self.user.desk.write("cluster.yaml", text)
 

@@ -1,5 +1,6 @@
-"""Waiting for something without a fixed time."""
+"""Waiting for something without a fixed time, and for several things at once."""
 
+import threading
 import time
 
 DEADLINE_S = 60.0
@@ -14,3 +15,21 @@ def wait_until(condition, what, *, timeout_s=DEADLINE_S):
             return value
         assert time.monotonic() < deadline, f"waited {timeout_s} s in vain: {what}"
         time.sleep(0.02)
+
+
+def at_once(number, do):
+    """What `do(index)` gives for each index below a number, all in threads of their own: a result, or its exception."""
+    found = [None] * number
+
+    def work(index):
+        try:
+            found[index] = do(index)
+        except Exception as error:  # noqa: BLE001  (the test says which it expects)
+            found[index] = error
+
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    return found

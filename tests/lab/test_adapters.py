@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import pytest
 
@@ -36,9 +35,7 @@ def test_a_run_with_added_tokens_and_one_that_goes_on_with_its_adapter(lab, tmp_
     user = NewUser(made.user)
     user.brings(make_model(tmp_path, tie_word_embeddings=True), job=job_of("rank: 4, train_tokens: added"))
     user.desk.write("fox.txt", re.sub(r"fox number (\d)", r"<t\1>", TEXT))
-    user.types("init", "h0", "h1", "--yes")
-    python = f"slots: 1\n    python: {sys.executable}"
-    user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, user.desk.read("cluster.yaml").decode()))
+    user.describes("h0", "h1")
 
     first = losses_of(user, made.hosts)
     assert first[-1] < 0.8 * first[0]

@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import signal
-import sys
 import time
 
 import pytest
@@ -29,10 +27,7 @@ def trained(lab, model):
     user = NewUser(made.user)
     job = JOB.replace("every_steps: 50", "every_steps: 10").replace("steps: 400", "steps: 100000")
     user.brings(model, job=job)
-    user.types("init", *(host.name for host in made.hosts), "--yes")
-    text = user.desk.read("cluster.yaml").decode()
-    text = re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text)
-    user.desk.write("cluster.yaml", f"{text}\ntakeover: votes\n")
+    user.describes(*(host.name for host in made.hosts), more="\ntakeover: votes\n")
     refused = user.types("train", "job.yaml", "--detach", code=None)
     assert refused.returncode != 0
     assert "the hosts cannot take over from each other, as `takeover: votes` asks" in refused.stderr

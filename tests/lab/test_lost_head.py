@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import time
 
 import pytest
@@ -26,9 +25,7 @@ def trained(lab, model, request):
     steps = getattr(request, "param", 400)
     job = JOB.replace("every_steps: 50", "every_steps: 10").replace("steps: 400", f"steps: {steps}")
     user.brings(model, job=job)
-    user.types("init", *(host.name for host in made.hosts), "--yes")
-    text = user.desk.read("cluster.yaml").decode()
-    user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text))
+    user.describes(*(host.name for host in made.hosts))
     run = user.types("train", "job.yaml", "--detach").stdout.strip()
     user.awaits(run, lambda row: (row["step"] or 0) > 25, "it trains")
     return user, made, run

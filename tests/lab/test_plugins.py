@@ -46,11 +46,7 @@ def test_plug_ins_of_the_users_computer_train_and_write_on_hosts_that_have_never
     user = NewUser(made.user)
     user.brings(model, job=PLUGGED)
     installs(user, packages)
-    user.types("init", *(host.name for host in made.hosts), "--yes")
-    text = (
-        user.desk.read("cluster.yaml").decode().replace("slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}")
-    )
-    user.desk.write("cluster.yaml", f"{text}\nbackend: one-by-one\n")
+    user.describes(*(host.name for host in made.hosts), more="\nbackend: one-by-one\n")
     for host in made.hosts:
         found = f"import importlib.util as u; print([n for n in {MODULES} if u.find_spec(n)])"
         assert host.check([sys.executable, "-c", found]).strip() == "[]"

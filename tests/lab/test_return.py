@@ -1,8 +1,6 @@
 """A lost host comes back: it gets ready beside the run, and the others go on until it is."""
 
 import json
-import re
-import sys
 
 import pytest
 
@@ -25,9 +23,7 @@ def without_h2(lab, model):
     made = lab(3, binds=lab_folders(), disk="8g", shm="2g")
     user = NewUser(made.user)
     user.brings(model, job=f"{LONG}failures: {{wait: 3s}}\n")
-    user.types("init", *(host.name for host in made.hosts), "--yes")
-    text = user.desk.read("cluster.yaml").decode()
-    user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", text))
+    user.describes(*(host.name for host in made.hosts))
     run = user.types("train", "job.yaml", "--detach").stdout.strip()
     user.awaits(run, lambda row: (row["step"] or 0) > 15, "it trains")
     lost = made.hosts[2]

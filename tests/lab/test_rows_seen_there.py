@@ -1,7 +1,6 @@
 """Rows that are first seen on a host, over ssh: their tokens, or because they lie there."""
 
 import json
-import sys
 
 import pytest
 
@@ -37,9 +36,7 @@ def test_a_row_that_the_template_refuses_is_named_from_the_host_and_no_run_is_le
     user.desk.write("rows.jsonl", "".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
     user.desk.write("bare/sitecustomize.py", NO_PACKAGES)
     user.desk.env["PYTHONPATH"] = str(user.desk.home / "bare")
-    user.types("init", *(host.name for host in made.hosts), "--yes")
-    text = user.desk.read("cluster.yaml").decode()
-    user.desk.write("cluster.yaml", text.replace("slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}"))
+    user.describes(*(host.name for host in made.hosts))
 
     planned = user.types("plan", "job.yaml").stdout
     assert "data.train: 10 looked at, all can be used" in planned

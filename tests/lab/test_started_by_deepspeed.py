@@ -23,11 +23,8 @@ def test_deepspeed_and_pdsh_start_the_ranks_of_every_host(lab):
         pytest.skip("no pdsh on this computer")
     made = lab(2, binds=lab_folders(), meshed=True)
     user = NewUser(made.user)
-    user.types("init", *(host.name for host in made.hosts), "--yes")
-    text = re.sub(
-        r"slots: 1  # no GPU", f"slots: 1\n    python: {sys.executable}", user.desk.read("cluster.yaml").decode()
-    )
-    user.desk.write("cluster.yaml", text.replace("slots: 1", "slots: 2", 1))
+    user.describes(*(host.name for host in made.hosts))
+    user.desk.write("cluster.yaml", user.desk.read("cluster.yaml").decode().replace("slots: 1", "slots: 2", 1))
     user.types("export-config", "deepspeed", "-o", "files", "--", "NCCL_DEBUG=INFO", "torchrun", "train.py")
     head = made.hosts[0]
     for name in ("hostfile", ".deepspeed_env", "deepspeed.sh"):

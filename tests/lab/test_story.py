@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import pytest
 
@@ -19,10 +18,8 @@ def model(tmp_path_factory):
 
 def describe(user, hosts):
     """`init`, then what the lab needs beside it: a slot more on the first host, and the venv of the tests."""
-    user.types("init", *(host.name for host in hosts), "--yes")
-    text = user.desk.read("cluster.yaml").decode()
-    python = f"slots: 1\n    python: {sys.executable}"
-    user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, text).replace("slots: 1", "slots: 2", 1))
+    user.describes(*(host.name for host in hosts))
+    user.desk.write("cluster.yaml", user.desk.read("cluster.yaml").decode().replace("slots: 1", "slots: 2", 1))
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,7 @@ def user(lab, tmp_path):
 
 def describe(user, name, *hosts):
     """A cluster file with four ranks on each of two hosts."""
-    user.types("init", *hosts, "--yes", "--output", name)
-    text = user.desk.read(name).decode()
-    four = f"slots: 4\n    python: {sys.executable}"
-    user.desk.write(name, re.sub(r"slots: 1  # no GPU", four, text))
+    user.describes(*hosts, slots=4, name=name)
 
 
 def test_the_two_nodes_of_the_example_in_small(user):

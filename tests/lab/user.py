@@ -28,6 +28,8 @@ folder = Path(sys.argv[1])
 write_model(folder, **json.loads(sys.argv[2]))
 write_tokenizer(folder)
 """
+UNTOLD = "slots: 1  # no GPU"
+"""What `init` writes of a host without a GPU."""
 PATIENCE_S = 150.0
 """Four ranks that import torch on two cores, beside other tests that do."""
 
@@ -58,6 +60,22 @@ class NewUser:
         done = self.desk.run(["gangline", *words], timeout_s=timeout_s)
         assert code in {None, done.returncode}, f"gangline {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
+
+    def describes(
+        self,
+        *hosts: str,
+        python: Path | str = sys.executable,
+        slots: int = 1,
+        words: str = "",
+        more: str = "",
+        name: str = "cluster.yaml",
+    ) -> None:
+        """`gangline init`, and for each host a Python that trains. words: more lines for each host; more: of the file."""
+        self.types("init", *hosts, "--yes", "--output", name)
+        lines = "\n    ".join([f"slots: {slots}", f"python: {python}", *words.splitlines()])
+        text = self.desk.read(name).decode()
+        assert text.count(UNTOLD) == len(hosts), text
+        self.desk.write(name, text.replace(UNTOLD, lines) + more)
 
     def row(self, run: str) -> dict:
         """What `ps` says of a run."""

@@ -17,6 +17,7 @@ import pytest
 from gangline.worker.serving.engine import ENGINES
 from gangline.worker.talk import without_controls
 from tests.train import cases_serving
+from tests.waiting import at_once
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -180,23 +181,6 @@ def test_a_model_is_found_by_its_name(client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("nobody")
     assert caught.value.code == "model_not_found"
-
-
-def at_once(number, do):
-    found = [None] * number
-
-    def work(index):
-        try:
-            found[index] = do(index)
-        except openai.OpenAIError as error:
-            found[index] = error
-
-    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-    return found
 
 
 def test_200_requests_at_once_are_all_answered_as_one_alone_is(client):

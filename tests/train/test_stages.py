@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.recorded import install
 from tests.train import cases_serving, cases_stages
+from tests.waiting import at_once
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -81,23 +81,6 @@ def crew(deep):
 def complete(client, prompt, **changes):
     asked = {"model": "deep", "temperature": 0, "max_tokens": 16, **changes}
     return client.completions.create(prompt=prompt, **asked)
-
-
-def at_once(number, do):
-    found = [None] * number
-
-    def work(index):
-        try:
-            found[index] = do(index)
-        except openai.OpenAIError as error:
-            found[index] = error
-
-    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-    return found
 
 
 def test_three_processes_say_what_plain_transformers_says_one_after_the_other_and_at_once(crew, deep, pool):

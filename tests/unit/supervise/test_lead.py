@@ -95,6 +95,16 @@ class Hosts:
         self.tell(lead)
         return lead
 
+    def elected_again(self, own):
+        """One of whom a host has promised to another in vain."""
+        lead = self.elected(own)
+        self.now += HEARD_S
+        vain = {"term": 2, "candidate": "h1", "membership": [1, 0], "trial": False}
+        assert HostVoice(self.layouts["h1"].folder, "h1", clock=self.clock).vote(vain)["granted"]
+        self.tell(lead)
+        lead.check()
+        return lead
+
     def tell(self, lead, *hosts):
         """A heartbeat, of which the host agents there take note."""
         for host in hosts or NAMES:
@@ -173,12 +183,7 @@ def test_one_whose_run_a_person_ended_around_it_names_no_other_host(hosts):
 
 
 def test_one_of_whom_a_host_has_promised_to_another_in_vain_is_elected_again(hosts):
-    old = hosts.elected("h0")
-    hosts.now += HEARD_S
-    vain = {"term": 2, "candidate": "h1", "membership": [1, 0], "trial": False}
-    assert HostVoice(hosts.layouts["h1"].folder, "h1", clock=hosts.clock).vote(vain)["granted"]
-    hosts.tell(old)
-    old.check()
+    old = hosts.elected_again("h0")
     assert old.term == 3
     assert [event["event"] for event in read_events(hosts.layouts["h0"].events)] == ["leads"]
 
@@ -256,12 +261,7 @@ def test_one_that_is_started_again_after_another_host_has_led_does_not_go_on_wit
 
 
 def test_one_that_is_started_again_leads_on_where_nobody_else_has_also_after_it_was_elected_again(hosts, patient):
-    old = hosts.elected("h0")
-    hosts.now += HEARD_S
-    vain = {"term": 2, "candidate": "h1", "membership": [1, 0], "trial": False}
-    assert HostVoice(hosts.layouts["h1"].folder, "h1", clock=hosts.clock).vote(vain)["granted"]
-    hosts.tell(old)
-    old.check()
+    old = hosts.elected_again("h0")
     hosts.tell(old)
     assert RunState.load(hosts.layouts["h0"]).epoch == 3_000_000
     again = hosts.lead("h0")
