@@ -104,9 +104,9 @@ def load_settings(home: Path) -> NotifyJob | None:
     path = settings_file(home)
     if not path.exists():
         return None
-    from gangline.config.load import load_settings as from_file
+    from gangline.config.load import read_settings
 
-    return from_file(path)
+    return read_settings(path)
 
 
 # From files to a cluster with transports to its hosts.

@@ -61,6 +61,11 @@ def format_count(count: float) -> str:
     return f"{value:.3g} T"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: "1 key", "3 keys"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def shortened(words: Sequence[str], *, most: int = MOST_NAMED) -> list[str]:
     """The first few words, and how many more there are."""
     return [*words[:most], f"{len(words) - most} more"] if len(words) > most else list(words)

@@ -108,7 +108,7 @@ def _with_list(asked: InitQuestion, *, console: Terminal) -> InitQuestion:
     What of it does not get there is reported.
     """
     from gangline.convert.host_lists import listed_elsewhere
-    from gangline.init.dependencies import counted
+    from gangline.units import counted
 
     moved = listed_elsewhere(asked.hostfile) if asked.hostfile else None
     if moved is None:

@@ -15,7 +15,7 @@ from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import HostUnreachable, UsageError
 from gangline.report.bug_report import ArchivedRun, BugReport, gather, pack
-from gangline.report.redaction import SECRET_NAME
+from gangline.report.redaction import secrets_of
 from gangline.report.run_history import read_history
 from gangline.report.tail import LogFile, log_files
 from gangline.runs.files import write_atomic
@@ -69,7 +69,7 @@ def _gathered(opened: RunHandle) -> BugReport:
         ArchivedRun(history=history, is_job=own is None, can_resume=own is None or own.resume_words is not None),
         opened.cluster,
         logs,
-        private=[value for name, value in os.environ.items() if SECRET_NAME.search(name)],
+        private=secrets_of(os.environ),
         missing=[f"{error.what}: its logs are missing" for error in silent.values()],
     )
 

@@ -19,6 +19,7 @@ from gangline.control.served_endpoints import (
 )
 from gangline.errors import UsageError
 from gangline.runs.registry import find_run
+from gangline.serve.push import is_adapter_folder
 from gangline.serve.run_model import is_model_folder
 from gangline.serve.served_model import Endpoint
 
@@ -103,7 +104,7 @@ def _adapters(given: list[str]) -> list[str]:
     found = []
     for each in given:
         name, _, folder = each.partition("=")
-        if not name or not (Path(folder) / "adapter_config.json").is_file():
+        if not name or not is_adapter_folder(Path(folder)):
             raise UsageError(
                 f"--adapter {each}",
                 seen="expected NAME=FOLDER, with adapter_config.json in the folder",

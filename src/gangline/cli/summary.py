@@ -14,7 +14,7 @@ from gangline.cli.output import Terminal, print_json
 from gangline.context import default_home
 from gangline.control.recorded_run import recorded_run
 from gangline.errors import UsageError
-from gangline.report.redaction import SECRET_NAME
+from gangline.report.redaction import secrets_of
 from gangline.report.run_summary import summary_json, summary_page
 from gangline.report.summary_page import markdown, page_html
 from gangline.runs.files import write_atomic
@@ -35,7 +35,7 @@ def command(
     if as_json and to_markdown:
         raise UsageError("--json and --markdown both write on stdout", fix="leave out one of them")
     records = recorded_run(run, home=default_home(), samples=True)
-    page = summary_page(records, secrets=[value for name, value in os.environ.items() if SECRET_NAME.search(name)])
+    page = summary_page(records, secrets=secrets_of(os.environ))
     if html is not None:
         if html.is_dir():
             raise UsageError(f"{html} is a folder", seen="expected the file to write", fix="--html summary.html")

@@ -231,8 +231,8 @@ class ClusterWords(Section):
     """Where the supervisor of a run lives: on the head, or on this computer. `auto`: on the head, if it
     reaches the other hosts by ssh."""
     takeover: Literal["none", "votes"] = "none"
-    """Whether the others go on without a lost head. `votes`: more than half of three hosts or more elect another
-    supervisor; all log in to each other by ssh, and none is this computer."""
+    """Whether the others go on without a lost head. `votes`: most of three hosts or more elect one of the head and the
+    four hosts after it, which log in to all; none is this computer."""
     backend: Annotated[Name, Field(examples=["direct", "mpirun"])] | None = None
     """What starts gangline on the hosts: `direct`, `mpirun`, `mpiexec.hydra`, `pdsh`, `ray`, `slurm`, or one of
     another package. Left out: `direct`, or `slurm` with the key `slurm`."""

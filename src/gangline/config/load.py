@@ -79,14 +79,11 @@ def _resolved_job(document: Document, path: Path, overrides: Sequence[str], *, n
     return resolve_job(checked, folder=path.absolute().parent, default_name=_name(path, otherwise="job"))
 
 
-def load_settings(path: Path) -> NotifyJob | None:
-    """Who gets messages by the user's own settings, at present all that they say; None: nobody.
+def read_settings(path: Path) -> NotifyJob | None:
+    """Who gets messages by a file of settings, at present all that it says; None: it says nothing.
 
-    Relative paths begin at the folder of the file, which need not be there, or may say nothing. Raises SpecError with
-    all mistakes at once.
+    Relative paths begin at the folder of the file. Raises SpecError with all mistakes at once.
     """
-    if not path.exists():
-        return None
     text = read_text(path, kind="settings")
     if all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines()):
         return None
@@ -94,7 +91,7 @@ def load_settings(path: Path) -> NotifyJob | None:
 
 
 def settings_of(notify: object) -> NotifyJob | None:
-    """Who gets messages by the value of `notify` in settings, of a command line; as `load_settings`."""
+    """Who gets messages by the value of `notify` in settings, of a command line; as `read_settings`."""
     return _settings(read_document(json.dumps({"notify": notify}), "--notify"), Path.cwd())
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from gangline import __version__
 from gangline.report.commands import joined
-from gangline.report.redaction import SECRET_NAME, Redaction
+from gangline.report.redaction import Redaction, secrets_of
 from gangline.report.run_summary import RunRecords, summary_page
 from gangline.report.summary_page import Block, PageCurve, PageTable, PageText, curve_svg, markdown_section
 from gangline.runs.files import json_object, read_json, write_atomic
@@ -119,11 +119,7 @@ def _opening(run: RunRecords, note: Mapping[str, Any]) -> list[str]:
 
 
 def _sections_of(run: RunRecords) -> Mapping[str, Sequence[Block]]:
-    return summary_page(run, secrets=_secrets()).sections
-
-
-def _secrets() -> list[str]:
-    return [value for name, value in os.environ.items() if SECRET_NAME.search(name)]
+    return summary_page(run, secrets=secrets_of(os.environ)).sections
 
 
 def _shares(run: RunRecords, private: _Private) -> list[Block] | None:
@@ -179,7 +175,7 @@ class _Private:
         hosts += [rank.host for rank in run.plan.ranks] if run.plan else []
         hosts += [each.host for each in run.figures.ranks.values()]
         hosts += [platform.node(), platform.node().partition(".")[0]]
-        self._redaction = Redaction(hosts=filter(None, hosts), users=[_account()], secrets=_secrets())
+        self._redaction = Redaction(hosts=filter(None, hosts), users=[_account()], secrets=secrets_of(os.environ))
 
     def text(self, text: str) -> str:
         """Without names of machines and accounts, secrets, and the folders in which files lie."""

@@ -100,10 +100,11 @@ def start_attempt(
         context.console.report(
             f"unattended: no, the supervisor runs on this computer, which must stay on: {'; '.join(supervisor.why_not)}"
         )
-    elif supervisor.unattended:
+    why_none = _why_none(layout, supervisor)
+    if supervisor.unattended:
         context.console.report(f"unattended: yes, {supervisor.host} supervises the run; you can turn this computer off")
         if cluster.takeover == "votes":
-            context.console.report(_if_lost(layout, supervisor, _why_none(layout, supervisor)))
+            context.console.report(_if_lost(layout, supervisor, why_none))
     try:
         if supervisor.host is None:
             supervisor.save(layout)
@@ -111,7 +112,7 @@ def start_attempt(
             with _in_doubt(layout):
                 context.deps.spawn(layout.folder, number, context.secrets)
         else:
-            _spawn_there(layout, cluster, number, supervisor, context)
+            _spawn_there(layout, cluster, number, supervisor, context, is_followed=not why_none)
     except RunFailed:
         state = RunState.load(layout)
         if state.phase == "failed" and state.error:
@@ -141,16 +142,23 @@ def _if_lost(layout: RunLayout, supervisor: SupervisorRecord, why_none: str) -> 
 
 
 def _spawn_there(
-    layout: RunLayout, cluster: Cluster, number: int, supervisor: SupervisorRecord, context: Context
+    layout: RunLayout,
+    cluster: Cluster,
+    number: int,
+    supervisor: SupervisorRecord,
+    context: Context,
+    *,
+    is_followed: bool,
 ) -> None:
-    """Copy the records to the head, with the hosts as seen from there, and start the supervisor there."""
+    """Copy the records to the head, with the hosts as seen from there, and start the supervisor there.
+
+    is_followed: a candidate takes over where it is lost; deputies of an attempt before count no more, and may stay.
+    """
     head = cluster.head
     remote, there = context.transports[head.name], host_layout(head, layout.run_id)
     seen = seen_from_head(cluster).to_json()
     documents = {layout.cluster: seen, layout.attempt_cluster(number): seen}
-    if supervisor.candidates and not _why_none(
-        layout, supervisor
-    ):  # one of an attempt before counts no more, so it may stay
+    if is_followed:
         able = (head.name, *supervisor.candidates)
         deputies = Deputies(cluster=seen_from_anywhere(cluster), candidates=able, attempt=number)
         documents[layout.deputies] = deputies.to_json()

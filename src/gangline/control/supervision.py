@@ -436,13 +436,13 @@ def _candidates(cluster: Cluster, context: Context) -> tuple[str, ...]:
     if cluster.takeover == "none" or len(cluster.hosts) < LEAST_VOICES:
         return ()
 
+    anywhere = seen_from_anywhere(cluster)
+
     def reasons_of(host: Host) -> list[str]:
-        first = (host, *(each for each in cluster.hosts if each is not host))
+        first = sorted(anywhere.hosts, key=lambda each: each.name != host.name)
+        seen = seen_from(replace(anywhere, hosts=tuple(first)), host.name)
         try:
-            return context.deps.cannot_supervise(
-                seen_from(seen_from_anywhere(replace(cluster, hosts=first)), host.name),
-                context.transports[host.name],
-            )
+            return context.deps.cannot_supervise(seen, context.transports[host.name])
         except (GanglineError, OSError) as error:
             return [str(error).splitlines()[0]]
 

@@ -24,7 +24,7 @@ from gangline.units import is_address
 
 SETS_UP = "how that tool sets hosts up; gangline installs what it needs by itself"
 MAX_RANGE = 10_000
-"""Hosts of one range; a longer one is cut there."""
+"""Hosts of one range at the most."""
 IN_SSH = "put it into ~/.ssh/config: gangline reaches hosts with your own ssh"
 
 
@@ -308,8 +308,10 @@ def _ranged(name: str) -> list[str]:
     step = int(match[7] or 1)
     if first.isdigit():
         width = len(first) if first.startswith("0") else 0
-        end = min(int(last), int(first) + MAX_RANGE)
-        marks = [f"{number:0{width}}" for number in range(int(first), end + 1, step)]
+        numbers = range(int(first), int(last) + 1, step)
+        if len(numbers) > MAX_RANGE:
+            raise SpecError(name, seen=f"a range of {len(numbers)} hosts", fix=f"write one of {MAX_RANGE} at the most")
+        marks = [f"{number:0{width}}" for number in numbers]
     else:
         marks = [chr(code) for code in range(ord(first), ord(last) + 1, step)]
     return [each for mark in marks for each in _ranged(name[: match.start()] + mark + name[match.end() :])]

@@ -24,6 +24,7 @@ from gangline.runs.cluster import Cluster, Host
 from gangline.transport.connect import connect_all
 from gangline.transport.hostkeys import known_fingerprints, resolve, scan_key
 from gangline.transport.transport import Transport
+from gangline.units import counted
 
 # What `init` says to the user, and asks.
 
@@ -43,11 +44,6 @@ class InitConsole(Console, Protocol):
 def says_yes(answer: str) -> bool:
     """Whether an answer is a clear yes."""
     return answer.strip().lower() in {"y", "yes"}
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun: "1 key", "3 keys"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 # Who answers? The host keys that were shown, and the user's word that they are the right ones.

@@ -38,7 +38,6 @@ from gangline.init.dependencies import (
     ask_for_found,
     ask_for_names,
     collect,
-    counted,
     says_yes,
     scan_all,
 )
@@ -46,7 +45,7 @@ from gangline.inventory.facts import Gpu, HostFacts, Inventory, Nic
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_atomic
 from gangline.transport.transport import Transport, below_home
-from gangline.units import format_bytes
+from gangline.units import counted, format_bytes
 
 # Where do the hosts reach each other? Chosen from the networks that they say they are in. Pure.
 

@@ -11,10 +11,11 @@ from gangline.config.document import pin_keys
 from gangline.config.load import read_cluster_text, read_text
 from gangline.errors import HostUnreachable, UsageError
 from gangline.init import describe
-from gangline.init.dependencies import LOOK, REAL, InitConsole, InitDependencies, Scan, confirm, counted, scan_all
+from gangline.init.dependencies import LOOK, REAL, InitConsole, InitDependencies, Scan, confirm, scan_all
 from gangline.runs.files import write_atomic
 from gangline.runs.registry import renew_keys
 from gangline.transport.hostkeys import fingerprint
+from gangline.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ from gangline.transport.hostkeys import own_key
 from gangline.transport.local import LocalTransport
 from gangline.transport.password import PasswordTransport
 from gangline.transport.transport import Transport
+from gangline.units import counted
 
 SCOPES: tuple[Scope, ...] = ("user", "root")
 ROOT_JOURNAL = PurePosixPath("/var/lib/gangline/prepare")
@@ -227,7 +228,7 @@ def _may_describe(asked: PrepareQuestion, found: Prepared, console: PrepareConso
         return False
     if asked.yes:
         return True
-    answer = console.ask(f"write {DEFAULT} with {_counted(len(found.plans), 'host')}? [Y/n]")
+    answer = console.ask(f"write {DEFAULT} with {counted(len(found.plans), 'host')}? [Y/n]")
     return answer is not None and (not answer.strip() or says_yes(answer))
 
 
@@ -561,7 +562,7 @@ def _export(asked: PrepareQuestion, session: _Session, console: PrepareConsole) 
             console.show([line for text in scripts.values() for line in text.splitlines()])
         else:
             write_files(asked.commands, scripts)
-            said = f"wrote {_counted(len(scripts), 'script')} into {asked.commands}"
+            said = f"wrote {counted(len(scripts), 'script')} into {asked.commands}"
             console.report(f"{said}; each begins with how to run it")
     if asked.ansible is not None:
         write_files(asked.ansible, playbook_files(found.plans, session.cluster.hosts, readings))
@@ -574,7 +575,7 @@ def _may_change(found: Prepared, asked: PrepareQuestion, console: PrepareConsole
     if asked.yes and not asked.dry_run:
         return True
     num_hosts = sum(any(plan.changes for plan in plans.values()) for plans in found.plans.values())
-    question = f"make {_counted(found.num_changes, 'change')} on {_counted(num_hosts, 'host')}? [y/N]"
+    question = f"make {counted(found.num_changes, 'change')} on {counted(num_hosts, 'host')}? [y/N]"
     answer = None if asked.dry_run else console.ask(question)
     if answer is None:
         found.dry_run = True
@@ -583,10 +584,6 @@ def _may_change(found: Prepared, asked: PrepareQuestion, console: PrepareConsole
     if not says_yes(answer):
         raise UsageError("nothing was changed", seen=f"the answer was {answer!r}, not yes", fix="answer y to go on")
     return True
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _write_down(home: Path, record: dict[str, Any]) -> None:
@@ -671,7 +668,7 @@ def _scopes(side: HostSide) -> tuple[Scope, ...]:
 def _may_undo(host: str, shown: Undoable, asked: PrepareQuestion, console: PrepareConsole, found: Prepared) -> bool:
     if asked.yes and not asked.dry_run:
         return True
-    answer = None if asked.dry_run else console.ask(f"undo {_counted(len(shown.rows), 'change')} on {host}? [y/N]")
+    answer = None if asked.dry_run else console.ask(f"undo {counted(len(shown.rows), 'change')} on {host}? [y/N]")
     found.dry_run = found.dry_run or answer is None
     if answer is None:
         console.report("nothing was undone; --yes does it without a question")

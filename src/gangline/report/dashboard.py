@@ -15,11 +15,11 @@ from gangline.launch.backend import HostStatus
 from gangline.report.follow import BoardRecord, board_line
 from gangline.report.host_samples import HostSamples, card_events, mbit, others_on, seconds_of
 from gangline.report.live import curve
-from gangline.report.machine_totals import count, totals_of
+from gangline.report.machine_totals import totals_of
 from gangline.report.tail import History
 from gangline.report.text_table import clean, event_line
 from gangline.runs.registry import RunRecord
-from gangline.units import format_bytes, format_duration, listed_ranks
+from gangline.units import counted, format_bytes, format_duration, listed_ranks
 
 ShownStyle = Literal["", "title", "dim", "good", "warn", "bad"]
 Span = tuple[str, ShownStyle]
@@ -231,7 +231,7 @@ def _totals(hosts: Sequence[WatchedHost], look: Look) -> list[ShownLine]:
     silent = len(hosts) - told.hosts
     cells: list[ShownLine] = [[(word, "")] for word in told.words(silent=silent)]
     if silent:
-        cells.append([(f"what {count(silent, 'host')} has is not known", "warn")])
+        cells.append([(f"what {counted(silent, 'host')} has is not known", "warn")])
     lines = _flow(cells, look)
     return lines + _words(told.weights_line(), "dim", look) if told.weights_line() else lines
 
@@ -259,7 +259,7 @@ def _machine(host: WatchedHost) -> list[ShownLine]:
     cells: list[ShownLine] = [[(host.cpu, "dim")]] if host.cpu else []
     if host.facts is None:
         return cells
-    cells.append([(count(host.facts.num_cpus, "CPU"), "dim")])
+    cells.append([(counted(host.facts.num_cpus, "CPU"), "dim")])
     if host.facts.memory_total_bytes is not None:
         cells.append([(f"{format_bytes(host.facts.memory_total_bytes)} RAM", "dim")])
     if host.facts.gpu_driver.version:

@@ -9,7 +9,7 @@ from typing import Any
 from gangline.inventory.facts import Gpu, HostFacts
 from gangline.strategies.base import PlanHalf
 from gangline.strategies.table import ALONE, STRATEGIES, plan_half
-from gangline.units import format_bytes
+from gangline.units import counted, format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,15 @@ class MachineTotals:
         """3 hosts, 3 cards 28 GiB, 48 CPUs, 96 GiB RAM. silent: hosts besides, of which nothing is known."""
         hosts, machines = self.hosts + silent, self.machines + silent
         size = f" {format_bytes(self.card_bytes)}" if self.num_cards else ""
-        among = [f"on {count(machines, 'machine')}"] if machines < hosts else []
+        among = [f"on {counted(machines, 'machine')}"] if machines < hosts else []
         if not self.hosts:
-            return [count(hosts, "host")]
-        rest = [count(self.num_cards, "card") + size, count(self.cpus, "CPU"), f"{format_bytes(self.ram_bytes)} RAM"]
-        return [count(hosts, "host"), *among, *rest]
+            return [counted(hosts, "host")]
+        rest = [
+            counted(self.num_cards, "card") + size,
+            counted(self.cpus, "CPU"),
+            f"{format_bytes(self.ram_bytes)} RAM",
+        ]
+        return [counted(hosts, "host"), *among, *rest]
 
     def weights_bytes(self) -> dict[str, int]:
         """Strategy -> the memory that a model's weights and what is kept beside them can use, of all cards.
@@ -96,11 +100,6 @@ def totals_of(hosts: Sequence[HostFacts]) -> MachineTotals:
 def _known_id(host: str, gpu: Gpu) -> str:
     """Of a card; one whose driver does not tell it is taken for one that no other host sees."""
     return f"{host} {gpu.index}" if gpu.uuid == "?" else gpu.uuid
-
-
-def count(number: int, noun: str) -> str:
-    """3 hosts; 1 host."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _weights_bytes(half: PlanHalf, cards: Sequence[Sequence[int]]) -> int | None:

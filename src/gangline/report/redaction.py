@@ -53,6 +53,11 @@ _OWN = frozenset({"localhost", "local", "here", "root", "pip", "git"})
 """Names that tell nothing."""
 
 
+def secrets_of(variables: Mapping[str, str]) -> list[str]:
+    """The values of variables whose names say that they are secrets."""
+    return [value for name, value in variables.items() if SECRET_NAME.search(name)]
+
+
 class Redaction:
     """Redacts the texts of one report."""
 

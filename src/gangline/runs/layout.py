@@ -24,7 +24,7 @@
     outcome.json                                                        how the attempt ended (controller)
     times.json                                                          where the time of every rank went (controller)
   comparison.json                                                       the plan beside what came of it (controller)
-  deputies.json                                                         hosts that may take over from it (supervisor)
+  deputies.json                                                         hosts that may take over from it (controller)
   lead/<host>/promise.json  lead/<host>/heard.json                      for whom this host has voted, when it last heard
                                                                         the leader
   lead/<host>/heartbeat-<term>.json  membership-<term>-<n>.json         by the leader: that it lives, who has a voice

@@ -26,7 +26,7 @@ from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder, ste
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json, write_json
 from gangline.runs.job import Job
-from gangline.runs.layout import RunLayout
+from gangline.runs.layout import ADAPTER_CONFIG, RunLayout
 from gangline.runs.manifest import COMMIT_FILE
 from gangline.transport.local import our_python
 from gangline.transport.terminal import interactive
@@ -194,7 +194,7 @@ class _Ticking:
 
 def name_base(folder: Path, base: str) -> None:
     """Write the path of an adapter's base model on this computer: the host that exported it has another one."""
-    for name, key in (("adapter_config.json", "base_model_name_or_path"), ("gangline.json", "base_model")):
+    for name, key in ((ADAPTER_CONFIG, "base_model_name_or_path"), ("gangline.json", "base_model")):
         path = folder / name
         if path.exists() and (said := read_json(path))[key] != base:
             write_json(path, {**said, key: base})
@@ -213,7 +213,7 @@ def _written(saved: SavedPart, to: Path | None, merged: bool) -> Path:
 
 def is_model_folder(folder: Path) -> bool:
     """Whether a folder holds a model or an adapter that can be talked with."""
-    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
 
 
 def chat_with_folder(folder: Path, options: Sequence[str], *, home: Path) -> int:

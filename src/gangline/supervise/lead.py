@@ -103,7 +103,7 @@ def seen_from(cluster: Cluster, own: str, ways: Cluster | None = None) -> Cluste
 # The records that a successor needs, in one sealed document.
 
 
-ATTEMPT_FILES = ("request", "gang", "networks", "base", "again", "outcome", "cluster", "standby")
+SEALED_FILES = ("request", "gang", "networks", "base", "again", "outcome", "cluster", "standby")
 
 
 class SealedRecords:
@@ -139,7 +139,7 @@ class SealedRecords:
     def _paths(self) -> list[Path]:
         layout = self._layout
         attempts = sorted((layout.folder / "attempts").glob("*/*.json"))
-        mine = [path for path in attempts if path.stem in ATTEMPT_FILES and path.parent.name.isdecimal()]
+        mine = [path for path in attempts if path.stem in SEALED_FILES and path.parent.name.isdecimal()]
         of_run = (layout.state, layout.cluster, layout.plan, layout.deputies, layout.events, layout.order, layout.leave)
         return [path for path in (*of_run, *mine) if path.is_file()]
 

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from gangline.agent.prepare.key_gate import START_BYTES
 from gangline.transport.fanout import once
 
 # The agent as one file in memory: what is sent to a host that has nothing but Python.
@@ -104,7 +105,6 @@ def _sources(folder: Any, name: str) -> Iterator[tuple[str, bytes]]:
             yield path, child.read_bytes()
 
 
-START_BYTES = 2048
 PYTHONS = " ".join(["python3", *(f"python3.{minor}" for minor in range(20, 7, -1))])
 
 _EACH_PYTHON = "for p in " + PYTHONS + "; do command -v $p >/dev/null 2>&1 || continue; "

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangline.agent.prepare.key_gate import REFUSED as REFUSED_BY_GATE
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, UsageError
 from gangline.runs.cluster import Host
 from gangline.transport.fanout import once
@@ -205,8 +206,6 @@ def _sweep(base: Path) -> None:
 
 NO_PYTHON = 97
 """Exit code of our remote command where no Python >= 3.8 is found."""
-REFUSED_BY_GATE = 96
-"""Exit code of the forced command of a key between hosts (gangline.agent.prepare.key_gate)."""
 LAST_LINES = 6
 REASON_LINES = 3
 LINE_CHARACTERS = 300

@@ -26,7 +26,7 @@ from gangline.errors import ModelError, RunFailed, UsageError
 from gangline.formats import has_conversations
 from gangline.runs.files import sync_folder, write_json
 from gangline.runs.job import Job
-from gangline.runs.layout import EXPORT_NOTE
+from gangline.runs.layout import ADAPTER_CONFIG, EXPORT_NOTE
 from gangline.worker.adapters import adapted_layers
 from gangline.worker.data.model_folder import weights_folder
 from gangline.worker.data.tokenise import stop_ids, with_template
@@ -223,7 +223,7 @@ def _reload(folder: Path, checkpoint: Checkpoint) -> tuple[Any, Mapping[str, tor
 
     source = checkpoint.job.model
     try:
-        if (folder / "adapter_config.json").is_file():
+        if (folder / ADAPTER_CONFIG).is_file():
             base = AutoModelForCausalLM.from_pretrained(
                 source.path,
                 revision=source.revision or "main",

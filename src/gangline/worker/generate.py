@@ -23,7 +23,7 @@ from gangline.errors import ModelError, RunFailed, UsageError, error_summary
 from gangline.formats import FORMATS
 from gangline.runs.files import read_json
 from gangline.runs.job import ModelJob
-from gangline.runs.layout import EXPORT_NOTE
+from gangline.runs.layout import ADAPTER_CONFIG, EXPORT_NOTE
 from gangline.worker.data.tokenise import stop_ids, with_template
 from gangline.worker.talk import (
     DEFAULT,
@@ -187,7 +187,7 @@ def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = Fals
     from transformers import AutoModelForCausalLM
 
     source = ModelJob(path=str(folder))
-    if adapter is None and (folder / "adapter_config.json").is_file():
+    if adapter is None and (folder / ADAPTER_CONFIG).is_file():
         source, adapter = _base_of_adapter(folder), folder
     own = adapter is not None and (adapter / "tokenizer_config.json").is_file()  # of its own, with tokens or a template
     tokenizer = load_tokenizer(ModelJob(path=str(adapter)) if own else source)
@@ -245,7 +245,7 @@ def base_beside(speaker: Speaker, words: argparse.Namespace) -> Answerer:
 
 
 def _base_of_folder(folder: Path) -> ModelJob:
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
         return _base_of_adapter(folder)
     base = str(read_json(folder / EXPORT_NOTE).get("base_model", "")) if (folder / EXPORT_NOTE).is_file() else ""
     if not base:
@@ -296,7 +296,7 @@ def _form(data_format: str, *, has_template: bool) -> str:
 
 
 def _base_of_adapter(folder: Path) -> ModelJob:
-    config = read_json(folder / "adapter_config.json")
+    config = read_json(folder / ADAPTER_CONFIG)
     return ModelJob(path=config["base_model_name_or_path"], revision=config.get("revision"))
 
 

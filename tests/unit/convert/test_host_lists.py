@@ -163,3 +163,9 @@ def test_a_host_that_ssh_cannot_be_told_is_refused(hosts):
     with pytest.raises(SpecError, match="list") as caught:
         hosts("all: {hosts: {'-oProxyCommand=x': {}}}\n")
     assert "ssh cannot be told" in caught.value.seen
+
+
+def test_a_range_of_too_many_hosts_is_refused_before_it_is_written_out(hosts):
+    with pytest.raises(SpecError, match=r"pc\[1:20000000\]") as caught:
+        hosts("[gpu]\npc[1:20000000]\n", "inventory.ini")
+    assert "a range of 20000000 hosts" in str(caught.value)

@@ -26,6 +26,7 @@ BOOTSTRAP = ""
 START_BYTES = 2048
 """Of the program that comes before the archive (`gangline.transport.bootstrap`); it is not run."""
 REFUSED = 96
+"""The exit code."""
 MAX_PACKED_BYTES = 4 << 20
 MAX_AGENT_BYTES = 16 << 20
 MAX_ASKED_BYTES = 1 << 16

@@ -110,6 +110,11 @@ class PipelineStage:
         """Whether it has the norm and the head, and so the loss."""
         return self.after is None
 
+    def drawn(self, input_ids: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Hidden states for a stage that is tried without those before it: drawn by token, the same each time."""
+        table = torch.randn(int(input_ids.max()) + 1, self.width, generator=torch.Generator().manual_seed(1))
+        return table.to(device, self.stream)[input_ids]
+
     def require_plain(self, given: torch.Tensor) -> None:
         """Raises ModelError where the decoder has changed what the stage was given, before it came to its layers."""
         if self.before is not None and self.before.take() is not given:
@@ -323,9 +328,7 @@ class Pipeline(Strategy):
         """Hidden states or logits of this stage alone: [m, t, *]; later stages begin with hidden states at random."""
         entered = None
         if not self._stage.is_first:
-            generator = torch.Generator().manual_seed(1)
-            table = torch.randn(int(input_ids.max()) + 1, self._stage.width, generator=generator)
-            entered = table.to(self.world.device, self._stage.stream)[input_ids]
+            entered = self._stage.drawn(input_ids, self.world.device)
         if self._stage.is_last:
             logits = self.loss.logits(input_ids, position_ids, entered=entered)
             if entered is not None:

@@ -90,7 +90,7 @@ def group_rooms(root: Path, own: Path) -> list[float]:
     for number, controllers, group in lines:
         if number == "0":
             found += _rooms_of(root, group, ("memory.max", "memory.current", "inactive_file"))
-        elif controllers == "memory":
+        elif "memory" in controllers.split(","):
             old = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
             found += _rooms_of(root / "memory", group, old)
     return found

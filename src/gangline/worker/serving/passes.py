@@ -30,6 +30,8 @@ HALF_TOLERANCE = 0.1
 """Of the largest logit, in 16 bits: a wrong mask or position changes logits by about their own size."""
 MOVING_ROPE = {"dynamic", "longrope"}
 """Frequencies that follow the longest row of a pass."""
+MORE_KEPT = "its layers keep more than keys and values"
+"""Why several answers cannot share a pass."""
 
 log = logging.getLogger(__name__)
 
@@ -98,13 +100,8 @@ def open_passes(model: Any, *, num_rows: int, context: int, shapes: LayerShapes 
     """Passes for a model, and the reason where they are single ones."""
     if num_rows == 1:
         return SinglePasses(model), "one answer at a time was asked for"
-    if shapes is None:
-        return SinglePasses(model), "its layers keep more than keys and values"
-    config = model.config.get_text_config()
-    if moving := rope_types(config) & MOVING_ROPE:
-        return SinglePasses(model), f"its positions are those of {min(moving)}, which follow the longest answer"
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):  # longer than what is tried
-        return SinglePasses(model), "its attention is by chunks"
+    if shapes is None or (alone := why_alone(model)):
+        return SinglePasses(model), MORE_KEPT if shapes is None else alone
     try:
         reason = _difference(model, shapes)
     except Exception as error:  # any that an architecture raises for masks it does not know
@@ -115,7 +112,17 @@ def open_passes(model: Any, *, num_rows: int, context: int, shapes: LayerShapes 
     return BatchedPasses(model, num_rows=num_rows, context=context, shapes=shapes), ""
 
 
-def rope_types(config: Any) -> set[str]:
+def why_alone(model: Any) -> str:
+    """Why several answers cannot share a pass, by the model's configuration; "": nothing there is against it."""
+    config = model.config.get_text_config()
+    if moving := _rope_types(config) & MOVING_ROPE:
+        return f"its positions are those of {min(moving)}, which follow the longest answer"
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):  # longer than what is tried
+        return "its attention is by chunks"
+    return ""
+
+
+def _rope_types(config: Any) -> set[str]:
     """The kinds of rotary positions: transformers keeps one set of parameters, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return {each["rope_type"] for each in (rope, *rope.values()) if isinstance(each, dict) and "rope_type" in each}
@@ -201,10 +208,14 @@ class PassLayout:
         """The columns of which logits are wanted."""
         return sorted(set(self.lasts))
 
-    @property
-    def back(self) -> list[int]:
-        """The row of each answer."""
-        return sorted(range(len(self.order)), key=self.order.__getitem__)
+    def last_logits(self, made: torch.Tensor, *, is_kept: bool) -> torch.Tensor:
+        """Of the last token of each answer, in the order of answers: (answers, vocabulary).
+
+        made: (rows, columns, vocabulary). is_kept: it has the columns `kept` alone.
+        """
+        kept, back = self.kept, sorted(range(len(self.order)), key=self.order.__getitem__)
+        columns = [kept.index(last) if is_kept else last for last in self.lasts]
+        return made[back, [columns[number] for number in back]].float()
 
     def fill(self, fresh: Sequence[Sequence[int]], *, device: torch.device) -> torch.Tensor:
         """The tokens of the answers, filled up on the right: (rows, tokens)."""
@@ -255,9 +266,7 @@ class BatchedPasses:
             **laid.words,
             **({"logits_to_keep": torch.tensor(kept, device=model.device)} if self._keeps_logits else {}),
         )
-        columns = [kept.index(last) if self._keeps_logits else last for last in laid.lasts]
-        back = laid.back
-        return output.logits[back, [columns[number] for number in back]].float()
+        return laid.last_logits(output.logits, is_kept=self._keeps_logits)
 
     def lay_out(self, slots: Sequence[int], counts: Sequence[int]) -> PassLayout:
         """Make room for the next `counts` tokens of each slot, and say how a pass of them is called."""

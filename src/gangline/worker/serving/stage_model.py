@@ -24,15 +24,15 @@ from gangline.worker.generate import SMALLER, in_memory, loading
 from gangline.worker.model import layers_of, load_config, model_of
 from gangline.worker.serving.passes import (
     HALF_TOLERANCE,
-    MOVING_ROPE,
+    MORE_KEPT,
     TOLERANCE,
     BatchedPasses,
     LayerShapes,
     PassLayout,
     keeps_logits,
     layer_shapes,
-    rope_types,
     tried_prompts,
+    why_alone,
 )
 from gangline.worker.weights import Files, materialize, read_parts
 
@@ -85,7 +85,7 @@ class StageModel:
         if self._stage.is_first:
             words["input_ids"] = input_ids
         else:
-            given = input_ids if input_ids.is_floating_point() else self._drawn(input_ids)
+            given = input_ids if input_ids.is_floating_point() else self._stage.drawn(input_ids, self.device)
             words["inputs_embeds"] = given
         if self.is_last:
             keep = {"logits_to_keep": logits_to_keep} if self._keeps_logits and logits_to_keep is not None else {}
@@ -101,15 +101,15 @@ class StageModel:
             self._stage.require_plain(given)
         return SimpleNamespace(logits=made)
 
-    def _drawn(self, tokens: torch.Tensor) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(1)
-        table = torch.randn(int(tokens.max()) + 1, self._stage.width, generator=generator)
-        return table.to(self.device, self._stage.stream)[tokens]
+
+def own_device() -> torch.device:
+    """Where a stage computes."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def open_stage(folder: Path, *, number: int, stages: tuple[int, ...]) -> StageModel:
     """Read the layers of one stage from a model folder. stages: layers of each. Raises ModelError, UsageError."""
-    source, device = ModelJob(path=str(folder)), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    source, device = ModelJob(path=str(folder)), own_device()
     core = _on_meta(source)
     if (folder / "generation_config.json").is_file():
         core.generation_config = GenerationConfig.from_pretrained(folder)
@@ -173,7 +173,7 @@ def _num_bytes(module: nn.Module) -> int:
 def layer_seconds(folder: Path, *, num_rows: int) -> float:
     """How long the products of one layer take here for a token of each answer: random weights of its shapes."""
     layer = layers_of(_on_meta(ModelJob(path=str(folder))))[0]
-    device, total = torch.device("cuda" if torch.cuda.is_available() else "cpu"), 0.0
+    device, total = own_device(), 0.0
     for weight in layer.parameters():
         if weight.ndim != 2:
             continue
@@ -194,8 +194,6 @@ class StagePasses(BatchedPasses):
     def __init__(self, stage: StageModel, *, num_rows: int, context: int, shapes: LayerShapes) -> None:
         super().__init__(stage, num_rows=num_rows, context=context, shapes=shapes)
         self._stage_model = stage
-        self.num_passed = 0
-        """Tokens that went through its layers."""
 
     def pass_tokens(self, slots: list[int], fresh: list[list[int]]) -> torch.Tensor:
         """The first stage: hidden states of the next tokens of each slot, (rows, tokens, width)."""
@@ -209,29 +207,21 @@ class StagePasses(BatchedPasses):
         """
         laid = self.lay_out(slots, counts)
         made = self._made(given.to(self._stage_model.device), laid)
-        if not self._stage_model.is_last:
-            return made
-        columns = [laid.kept.index(last) for last in laid.lasts]
-        back = laid.back
-        return made[back, [columns[number] for number in back]].float()
+        return laid.last_logits(made, is_kept=True) if self._stage_model.is_last else made
 
     def _made(self, given: torch.Tensor, laid: PassLayout) -> torch.Tensor:
         with torch.inference_mode():
             kept = torch.tensor(laid.kept, device=given.device) if self._stage_model.is_last else None
             made: torch.Tensor = self._stage_model(input_ids=given, logits_to_keep=kept, **laid.words).logits
-        self.num_passed += sum(last + 1 for last in laid.lasts)
         return made
 
 
 def stage_shapes(stage: StageModel) -> LayerShapes:
     """What its layers keep of a token. Raises UsageError for a model that cannot be served in stages."""
-    config = stage.config.get_text_config()
-    if moving := rope_types(config) & MOVING_ROPE:
-        raise _unfit(f"its positions are those of {min(moving)}, which follow the longest answer")
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        raise _unfit("its attention is by chunks")
+    if alone := why_alone(stage):
+        raise _unfit(alone)
     if (shapes := layer_shapes(stage, own=stage.own)) is None:
-        raise _unfit("its layers keep more than keys and values")
+        raise _unfit(MORE_KEPT)
     return shapes
 
 

@@ -40,6 +40,7 @@ from gangline.worker.serving.stage_model import (
     StagePasses,
     layer_seconds,
     open_stage,
+    own_device,
     stage_shapes,
     try_batch,
 )
@@ -98,7 +99,7 @@ class PreparedStage:
 
     def facts(self, *, num_rows: int) -> dict[str, Any]:
         """Free memory, and the time of a layer's products."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = own_device()
         return {
             "device": str(device),
             "free_bytes": free_bytes(device),
@@ -190,15 +191,13 @@ class _StageWorker:
             passes.open()
         elif do == "close":
             passes.close(head["slot"])
-        elif do == "count":
-            head["counts"].append(passes.num_passed)
         elif "error" not in head and given is not None:
             try:
                 made = passes.pass_on(head["slots"], head["counts"], given)
             except Exception as error:  # out of memory, say: these answers fail, and their slots are closed
                 log.exception("answers failed")
                 head |= {"error": error_summary(error), "stage": self._prepared.number}
-        if self._next is not None or do in {"pass", "count"}:
+        if self._next is not None or do == "pass":
             following.send(head, made)
 
     def _watch(self) -> None:

@@ -20,6 +20,7 @@ import torch
 from gangline.errors import GanglineError, RunFailed, UsageError, error_summary
 from gangline.runs.gang import split_layers
 from gangline.runs.job import ModelJob
+from gangline.runs.layout import ADAPTER_CONFIG
 from gangline.units import format_bytes
 from gangline.worker.generate import Speaker, form_of_folder
 from gangline.worker.serving.cache_plan import PART, SHORTEST, UNKNOWN_CONTEXT, CachePlan
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 def open_engine(served: Served) -> Engine:
     """Divide the layers of a model folder among the stages, and load them. Raises GanglineError."""
-    if served.folder is None or served.adapters or (served.folder / "adapter_config.json").is_file():
+    if served.folder is None or served.adapters or (served.folder / ADAPTER_CONFIG).is_file():
         raise UsageError(
             "only a whole model is served over several hosts",
             seen="expected a folder with config.json and safetensors files, without adapters",
@@ -272,12 +273,6 @@ class StageChain:
             )
         return logits
 
-    def counts(self) -> list[int]:
-        """Tokens that went through each stage. For when nothing is on its way."""
-        self._send({"do": "count", "counts": [self._own.num_passed]})
-        found: list[int] = self._reply()[0]["counts"]
-        return found
-
     def end(self) -> None:
         """End all stages."""
         self._closing = True
@@ -351,7 +346,9 @@ class StagedLoop(OwnLoop):
         except GanglineError as error:  # a stage has gone: there is no answer any more
             for answer in self.active:
                 answer.slot = None
-            self.active, self._flying = self.fail(self.active, error)[:0], deque()
+            self.fail(self.active, error)
+            self.active = []
+            self._flying.clear()
 
     def _next_group(self) -> list[Answer]:
         """Answers that wait for a pass, of those that wait longest: next tokens, or parts of prompts."""
