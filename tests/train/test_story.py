@@ -44,6 +44,10 @@ class Stopped:
     """A run of three hosts whose terminal was killed, and that was stopped then."""
 
     run: str
+    saved: Said
+    """`save` while it ran."""
+    kept: list[bytes]
+    """The commit records of that save, host by host."""
     meanwhile: Said
     """`resume` while it ran."""
     listed: dict
@@ -61,6 +65,9 @@ def stopped(user):
     user.wait_for_step(run, 1)
     watching.send_signal(signal.SIGKILL)
     watching.communicate()
+    saved = user.gangline("save", run)
+    place = f"checkpoints/step-{int(saved.out.split()[-1]):08d}/COMMITTED"
+    kept = [(user.at_host(host, run) / place).read_bytes() for host in THREE]
     (listed,) = user.runs()
     user.wait_for_step(run, listed["step"] + 5)
     meanwhile = user.gangline("resume", run, code=2)
@@ -68,6 +75,8 @@ def stopped(user):
     steps = user.metrics("pc1", run)
     return Stopped(
         run=run,
+        saved=saved,
+        kept=kept,
         meanwhile=meanwhile,
         listed=listed,
         said=said,
@@ -195,6 +204,14 @@ def test_ps_lists_the_run(stopped):
     assert stopped.listed["id"] == stopped.run
     assert (stopped.listed["job"], stopped.listed["attempt"], stopped.listed["steps"]) == ("job", 1, 60)
     assert stopped.listed["step"] >= 1
+
+
+def test_a_save_on_request_is_on_every_host_and_the_run_goes_on(stopped):
+    run, _saved, _step, step = stopped.saved.out.split()
+    assert run == stopped.run
+    assert len(stopped.kept) == 3
+    assert len(set(stopped.kept)) == 1
+    assert int(step) < stopped.step
 
 
 def test_a_running_run_is_not_resumed(stopped):

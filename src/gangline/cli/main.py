@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "summary": ("gangline.cli.summary", "write one page about a run, to send"),
     "diff": ("gangline.cli.diff", "compare two runs, and find where losses part"),
     "report-bug": ("gangline.cli.report_bug", "write one redacted archive of a run, to be sent with a report"),
+    "save": ("gangline.cli.save", "have a run save now, and go on"),
     "stop": ("gangline.cli.stop", "save and end a run"),
     "resume": ("gangline.cli.resume", "continue a run from its newest valid checkpoint"),
     "chat": ("gangline.cli.chat", "talk to the model of a run or of a folder"),

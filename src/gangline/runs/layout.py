@@ -20,6 +20,8 @@
                                                                         many steps its optimizer has done
     rank-<r>.exit.json                                                  how it ended, by the prefork process
     cluster.json                                                        the hosts of this attempt (controller)
+    save.json  rank-0.saves                                             the user wants a save; the user's own script
+                                                                        asks for such orders (head)
     result.json                                                         how rank 0 left: finished or stopped (head)
     outcome.json                                                        how the attempt ended (controller)
     times.json                                                          where the time of every rank went (controller)
@@ -222,6 +224,10 @@ class RunLayout:
     """The output of the supervisor of one attempt."""
     gang = attempt_file("gang.json")
     """The gang of one attempt."""
+    save_order = attempt_file("save.json")
+    """The user's order to save, on the head, until rank 0 takes it away."""
+    script_saves = attempt_file("rank-0.saves")
+    """The user's own script takes such orders."""
     result = attempt_file("result.json")
     """How rank 0 of one attempt left: {"result": "finished" or "stopped", "step": n}."""
     times = attempt_file("times.json")

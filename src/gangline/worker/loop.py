@@ -177,7 +177,7 @@ class TrainingRun:
         flags: see `StepReport`.
         """
         checkpoints, world = self.checkpoints, self.session.world
-        asks_save = self.out.asked(Action.save, step=self.progress.step)
+        asks_save = self.out.wants_save(step=self.progress.step)
         times = RankTimes(
             data_s=tally.data_s / num_steps,
             compute_s=compute_s / num_steps,

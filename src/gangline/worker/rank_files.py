@@ -184,6 +184,28 @@ def hold() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
+class SaveOrder:
+    """A save that the user has ordered: a file of the attempt on the head, which rank 0 takes away."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_open = False
+
+    def take(self) -> bool:
+        """Take the order, if there is one; whether there was."""
+        try:
+            self._path.unlink()
+        except OSError:  # there is none; or one that stays there, which would count at every step
+            return False
+        self._is_open = True
+        return True
+
+    def answer(self) -> bool:
+        """Whether the save that begins is the answer to an order; once for each."""
+        was_open, self._is_open = self._is_open, False
+        return was_open
+
+
 class StopFlag:
     """Whether this rank was asked to leave. The gang agrees on it at a step boundary, never one rank alone."""
 

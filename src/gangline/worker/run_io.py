@@ -29,7 +29,7 @@ from gangline.worker.balance import SharesMoved
 from gangline.worker.checkpoint import Saver, send, shards_of_host
 from gangline.worker.process_group import AbortHandler
 from gangline.worker.progress import TrainingProgress
-from gangline.worker.rank_files import PhaseFile, StopFlag
+from gangline.worker.rank_files import PhaseFile, SaveOrder, StopFlag
 from gangline.worker.record import Recorder
 from gangline.worker.session import Session
 
@@ -52,6 +52,8 @@ class RunIO:
     cut: AbortHandler | None = None
     callbacks: Callbacks | None = None
     """Where the recorder is."""
+    save_order: SaveOrder | None = None
+    """The same."""
 
     def enter(self, phase: str, *, step: int) -> None:
         """Say where this rank is; see `PhaseFile`. step: 1-based.
@@ -76,6 +78,11 @@ class RunIO:
         if name is not None:
             self.event("callback", step=step, callback=name, asks=action.value)
         return name is not None
+
+    def wants_save(self, *, step: int) -> bool:
+        """Whether a callback asks for a save, or the user has ordered one; once for each."""
+        is_ordered = self.save_order is not None and self.save_order.take()
+        return self.asked(Action.save, step=step) or is_ordered
 
     def event(self, event: str, **details: object) -> None:
         """Note something that happened, where this rank is the one that writes."""
@@ -176,7 +183,9 @@ class CheckpointSchedule:
             if saver is not None:
                 saver.save(progress.step, whole, progress.to_json(session.scaler), wait=wait)
         if saver is not None:
-            self._out.event("saving", step=progress.step)
+            order = self._out.save_order
+            ordered = {"ordered": True} if order is not None and order.answer() else {}
+            self._out.event("saving", step=progress.step, **ordered)
 
     def _save_pieces(self, tensors: Mapping[str, torch.Tensor], *, wait: bool) -> None:
         """What the ranks of this host have; nothing passes between hosts."""

@@ -20,7 +20,7 @@ from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop
 from gangline.worker.process_group import AbortHandler, ProcessGroup, abort_comm, join, leave, told_to_leave
 from gangline.worker.progress import TrainingProgress, restore
-from gangline.worker.rank_files import ErrorFile, Rendezvous, StopFlag, arrive, first_line, unexpected
+from gangline.worker.rank_files import ErrorFile, Rendezvous, SaveOrder, StopFlag, arrive, first_line, unexpected
 from gangline.worker.record import Recorder
 from gangline.worker.run_io import LastStep, RunIO
 from gangline.worker.session import Session, build_session, open_sets
@@ -107,7 +107,15 @@ def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: FailureExit
     make_saver = partial(_make_saver, job, layout, world, beat=phase.beat)
     saver = make_saver() if world.is_first_of_host else None
     callbacks = recorder.callbacks if recorder is not None else None
-    outlets = RunIO(recorder=recorder, saver=saver, stop=stop, phase=phase, cut=ending.cut, callbacks=callbacks)
+    outlets = RunIO(
+        recorder=recorder,
+        saver=saver,
+        stop=stop,
+        phase=phase,
+        cut=ending.cut,
+        callbacks=callbacks,
+        save_order=SaveOrder(layout.save_order(gang.attempt)) if recorder is not None else None,
+    )
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set, beat=outlets.beat)
     progress = restore(session, layout.checkpoints)
     _tell_start(session, progress, recorder)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from gangline.agent.supervise import rank_stacks, rank_start, script_hooks
+from gangline.runs.layout import RunLayout
 
 STEPS = """
 from gangline import hooks
@@ -93,3 +94,31 @@ def test_a_script_that_counts_from_1_and_begins_in_the_middle_is_taken_at_its_wo
     subprocess.run([sys.executable, "-c", text], env=env, check=True)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [7, 8]
+
+
+ASKS = """
+import pathlib, sys
+from gangline import hooks
+order = pathlib.Path(sys.argv[1])
+said = [hooks.save_now()]
+order.write_text("{}")
+said += [hooks.save_now(), order.exists(), hooks.save_now(), hooks.should_stop()]
+print(said)
+"""
+
+
+def test_an_order_to_save_is_taken_once_by_rank_0_which_has_said_that_it_takes_them(tmp_path):
+    """The names are those of the layout, which this file, alone on a host, cannot import."""
+    attempt = RunLayout(tmp_path, "run")
+    order, mark = attempt.save_order(1), attempt.script_saves(1)
+    order.parent.mkdir(parents=True)
+    said = {}
+    for rank in "01":
+        env = {**os.environ, script_hooks.FOLDER: str(order.parent), "RANK": rank}
+        words = [sys.executable, "-c", ASKS, str(order)]
+        said[rank] = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.strip()
+        if rank == "0":
+            assert mark.exists()
+            mark.unlink()
+    assert said == {"0": "[False, True, False, False, False]", "1": "[False, False, True, False, False]"}
+    assert not mark.exists()

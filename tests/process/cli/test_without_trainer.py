@@ -41,7 +41,8 @@ WORKS = {
     "convert": ["convert", "foreign.yaml", "--world-size", "1", "--dry-run"],
 }
 LACKS_RUN = {
-    verb: [verb, "calm-otter-7"] for verb in ("attach", "logs", "summary", "report-bug", "stop", "resume", "export")
+    verb: [verb, "calm-otter-7"]
+    for verb in ("attach", "logs", "summary", "report-bug", "save", "stop", "resume", "export")
 }
 LACKS_RUN["diff"] = ["diff", "calm-otter-7", "brave-fox-1"]
 REFUSES = {

@@ -16,6 +16,7 @@ nothing but Python; gangline brings this file to hosts whose environment has no 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -29,6 +30,10 @@ FOLDER = "GANGLINE_RANK_FILES"
 """Where ranks leave files for their host agent; not set elsewhere."""
 METRICS = "metrics.jsonl"
 """As in `runs.layout`, which is not there."""
+SAVE_ORDER = "save.json"
+"""As in `runs.layout`."""
+SAVES = "rank-0.saves"
+"""A file that says that the script asks for orders to save."""
 FROM_0 = "steps-from-0"
 """A file in the folder of a run whose script counts its steps from 0."""
 
@@ -108,18 +113,45 @@ def should_stop() -> bool:
 def save_now() -> bool:
     """Whether to save now, the same on every rank; to be called by all of them after each step, before `should_stop`.
 
-    True once after SIGUSR1 to any rank, and once before `should_stop` is true. Costs an exchange of one number where
-    torch.distributed is in use; that of `should_stop` is none then. Call it on the main thread.
+    True once after `gangline save` or SIGUSR1 to any rank, and once before `should_stop` is true. Costs an exchange of
+    one number where torch.distributed is in use; that of `should_stop` is none then. Call it on the main thread.
     """
     _listen()
     if not _Script.saves:
         _Script.saves = True
         signal.signal(signal.SIGUSR1, _note)
-    asked, _Script.save_asked = _Script.save_asked, False
+        _tell_saves()
+    asked, _Script.save_asked = _Script.save_asked or _take_order(), False
     wanted = _largest(2 if _Script.stop_asked else int(asked))
     is_new = wanted > 0 and not _Script.stop_agreed
     _Script.stop_agreed = _Script.stop_agreed or wanted > 1
     return is_new
+
+
+def _of_rank_0(name: str) -> Optional[Path]:
+    """A file of the attempt on the head; None on other ranks, and where gangline has not started this one."""
+    folder = os.environ.get(FOLDER)
+    return Path(folder, name) if folder and os.environ.get("RANK", "0") == "0" else None
+
+
+def _tell_saves() -> None:
+    """`gangline save` refuses scripts that have not said so."""
+    mark = _of_rank_0(SAVES)
+    if mark is not None:
+        with contextlib.suppress(OSError):
+            mark.touch()
+
+
+def _take_order() -> bool:
+    """Whether rank 0 finds an order of `gangline save`, which it takes away."""
+    order = _of_rank_0(SAVE_ORDER)
+    if order is None:
+        return False
+    try:
+        order.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _listen() -> None:
