@@ -234,9 +234,10 @@ def located(cluster: Cluster, transports: Transports) -> Cluster:
     A host that does not answer keeps its `~/`: the checks will report it.
     """
     with ThreadPoolExecutor(max_workers=32) as pool:
-        return dataclasses.replace(
-            cluster, hosts=tuple(pool.map(lambda host: _located(host, transports[host.name]), cluster.hosts))
-        )
+        witnesses = [cluster.witness] if cluster.witness is not None else []
+        expanded = pool.map(lambda host: _expanded_paths(host, transports[host.name]), witnesses)
+        hosts = tuple(pool.map(lambda host: _located(host, transports[host.name]), cluster.hosts))
+        return dataclasses.replace(cluster, hosts=hosts, witness=next(expanded, None))
 
 
 def _located(host: Host, transport: Transport) -> Host:

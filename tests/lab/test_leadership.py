@@ -98,6 +98,39 @@ def test_a_head_that_sleeps_for_a_moment_stays_and_one_that_sleeps_for_long_does
     assert ranks_left(made.hosts) == []
 
 
+def test_one_of_two_hosts_goes_on_with_a_witness(lab, model):
+    made = lab(3, binds=lab_folders(), disk="8g", shm="2g")
+    head, other, nas = made.hosts
+    user = NewUser(made.user)
+    job = JOB.replace("every_steps: 50", "every_steps: 10").replace("steps: 400", "steps: 100000")
+    user.brings(model, job=job)
+    votes = f"\ntakeover: votes\nwitness: {{name: {nas.name}, address: {nas.address}}}\n"
+    user.describes(*(host.name for host in (head, other)), more=votes)
+    user.types("init", "--pin", "cluster.yaml", "--yes")
+    refused = user.types("train", "job.yaml", "--detach", code=None)
+    assert "lets no key of" in refused.stderr
+    user.types("prepare", "--between-hosts", "--yes")
+    started = user.types("train", "job.yaml", "--detach")
+    assert "if h0 is lost, h1 takes the run over" in started.stderr
+    assert "h2 as their witness" in started.stderr
+    run = started.stdout.strip()
+    user.awaits(run, lambda row: (row["step"] or 0) > 25, "it trains", patience_s=2 * PATIENCE_S)
+    head.faults.unplug()
+    awaits(lambda: state_on(other, run).get("attempt") == 2, "the other one goes on")
+    awaits(lambda: step_on(other, run) > 30, "it trains")
+    head.faults.heal()
+    awaits(lambda: state_on(head, run)["phase"] == "failed", "the head hears that another one leads")
+    user.awaits(run, lambda now: now["attempt"] == 3 and (now["step"] or 0) > 40, "it joins as any host")
+    records = Records().take([head, other], run)
+    assert records.judge() == []
+    assert in_turn(records) == ["h0", "h1"]
+    other.power_off()
+    row = user.awaits(run, lambda now: now["attempt"] == 4 and (now["step"] or 0) > 45, "the head leads again")
+    assert (row["phase"], row["silent"]) == ("running", None)
+    user.types("stop", run)
+    assert ranks_left([head]) == []
+
+
 def in_turn(records):
     """Who has led, one after the other. A busy machine may lose the votes of a term, and then that has no leader."""
     assert all(len(names) == 1 for names in records.leaders.values())

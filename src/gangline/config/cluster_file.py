@@ -14,11 +14,13 @@ from gangline.config.host_file import (
     resolve_environment,
     resolve_host,
     resolve_slurm,
+    resolve_witness,
 )
 from gangline.config.mistakes import listed, nearest, printable, quote
 from gangline.config.validate import Checked
 from gangline.plugins import Table
-from gangline.runs.cluster import LEAST_VOICES, Cluster, Host
+from gangline.runs.cluster import LEAST_VOICES, Cluster, Host, voices
+from gangline.units import counted
 
 
 def resolve_cluster(
@@ -51,6 +53,8 @@ def resolve_cluster(
     _check_workdirs(checked, hosts)
     _check_shares(checked)
     _check_backend(checked, backends)
+    witness = resolve_witness(checked, words.witness) if words.witness else None
+    _check_witness(checked, hosts, witness)
     _check_takeover(checked, hosts)
     ports = _ports(checked)
     for index, shared in enumerate(words.shared):
@@ -63,6 +67,7 @@ def resolve_cluster(
         ports=ports,
         supervisor=words.supervisor,
         takeover=words.takeover,
+        witness=witness,
         backend=_backend(words),
         slurm=slurm,
         acknowledged=tuple(words.acknowledged),
@@ -140,10 +145,11 @@ def _check_takeover(checked: Checked[ClusterWords], hosts: Sequence[Host]) -> No
     if words.takeover == "none" or checked.is_faulty("takeover") or checked.is_faulty("hosts"):
         return
     here = [host.name for host in hosts if host.transport == "local"]
+    witness = None if words.witness is None else words.witness.name
     missing = {
         f"`backend: {_backend(words)}`": _backend(words) != "direct",
         "`supervisor: here`": words.supervisor == "here",
-        f"{len(hosts)} hosts": len(hosts) < LEAST_VOICES,
+        f"{counted(len(hosts), 'host')}": len(voices([host.name for host in hosts], witness)) < LEAST_VOICES,
         f"{listed(here)}, which is this computer": bool(here),
     }
     if seen := [what for what, holds in missing.items() if holds]:
@@ -151,8 +157,31 @@ def _check_takeover(checked: Checked[ClusterWords], hosts: Sequence[Host]) -> No
             ("takeover",),
             seen=f"votes, and {seen[0]}",
             expected=f"`backend: direct`, a supervisor on the head, and {LEAST_VOICES} hosts or more that this "
-            "computer reaches by ssh",
+            "computer reaches by ssh, or two and a `witness`",
             fix="change that, or delete the line `takeover`: then a run waits for you if its head is lost",
+        )
+
+
+def _check_witness(checked: Checked[ClusterWords], hosts: Sequence[Host], witness: Host | None) -> None:
+    """A witness is a machine of its own, and votes only where votes are asked for."""
+    if witness is None or checked.is_faulty("witness") or checked.is_faulty("hosts"):
+        return
+    names = {host.name.lower() for host in hosts}
+    places = {(host.address, host.ssh_port or 22): host.name for host in hosts if host.transport != "local"}
+    same = places.get((witness.address, witness.ssh_port or 22))
+    if witness.name.lower() in names or same is not None:
+        checked.report(
+            ("witness",),
+            seen=f"{quote(witness.name)}, which is the host {same or witness.name}",
+            expected="a machine that trains nothing: it is to remain when a host is lost",
+            fix="name another machine, or delete the key",
+        )
+    elif checked.words.takeover == "none" and not checked.is_faulty("takeover"):
+        checked.report(
+            ("witness",),
+            seen="a witness, and nobody votes",
+            expected="`takeover: votes` beside it",
+            fix="write that line, or delete the key `witness`",
         )
 
 

@@ -123,6 +123,23 @@ class HostWords(Section):
     """Environment variables of the ranks here. Never a secret: this file is copied into the run."""
 
 
+class WitnessWords(Section):
+    """A machine that trains nothing and votes; the keys are those of a host. A bare name stands for `name`."""
+
+    name: Annotated[Name, Field(examples=["nas"])]
+    """What it is called in messages."""
+    ssh: Annotated[str | None, Field(pattern=DESTINATION, json_schema_extra={"x-fix": SSH_FIX})] = None
+    """Destination for `ssh`; left out: the name."""
+    port: Annotated[int | None, Field(ge=1, le=65535, examples=[2222])] = None
+    """Port of its sshd; left out: as ssh_config says."""
+    host_key: Annotated[str | None, Field(pattern=HOST_KEY, json_schema_extra={"x-fix": KEY_FIX})] = None
+    """The one key of its sshd that is trusted. `gangline init --pin` writes it."""
+    workdir: Annotated[str, Field(pattern=HOST_PATH)] = "~/gangline"
+    """Folder for the records of runs there, some hundred kB each."""
+    address: Annotated[str | None, Field(pattern=ADDRESS, examples=["192.168.1.5"])] = None
+    """Where the hosts reach it. Left out: the IP address in `ssh` or `name`."""
+
+
 SlurmName = Annotated[str, Field(pattern=SLURM_WORD)]
 
 
@@ -233,6 +250,9 @@ class ClusterWords(Section):
     takeover: Literal["none", "votes"] = "none"
     """Whether the others go on without a lost head. `votes`: most of three hosts or more elect one of the head and the
     four hosts after it, which log in to all; none is this computer."""
+    witness: Annotated[WitnessWords, Shorthand("name")] | None = None
+    """A machine that trains nothing and votes where the hosts are of an even number, such as two: a NAS, or
+    your computer if the hosts log in to it."""
     backend: Annotated[Name, Field(examples=["direct", "mpirun"])] | None = None
     """What starts gangline on the hosts: `direct`, `mpirun`, `mpiexec.hydra`, `pdsh`, `ray`, `slurm`, or one of
     another package. Left out: `direct`, or `slurm` with the key `slurm`."""

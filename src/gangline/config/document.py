@@ -293,11 +293,12 @@ class _Change:
 
 
 def pin_keys(text: str, source: str, keys: Mapping[str, str]) -> str:
-    """The text of a cluster file with these host keys (by the host's name) in it, changed or added.
+    """The text of a cluster file with these host keys (by the host's or the witness's name) in it, changed or added.
 
     Raises SpecError for a host whose name does not stand at the host itself.
     """
-    changes = dict(filter(None, (_change(text, item, keys) for item in _hosts(text))))
+    items = [*_items(text, "hosts"), *_items(text, "witness")]
+    changes = dict(filter(None, (_change(text, item, keys) for item in items)))
     missing = [name for name in keys if name not in changes]
     if missing:
         raise _by_hand(source, {name: keys[name] for name in missing}, seen=f"no `name:` of {listed(missing)}")
@@ -316,7 +317,7 @@ def insert_hosts(text: str, source: str, hosts: Sequence[Iterable[str]]) -> str:
 
     Raises SpecError where the list of hosts is written in brackets, or is none.
     """
-    items = list(_hosts(text))
+    items = list(_items(text, "hosts"))
     written = [[*lines] for lines in hosts]
     last = items[-1] if items else None
     dash = -1 if last is None else text.rfind("-", 0, last.start_mark.index)
@@ -350,11 +351,12 @@ def _end_of(text: str, item: Node) -> int:
     return len(text) if end < 0 else end + 1
 
 
-def _hosts(text: str) -> Iterator[Node]:
+def _items(text: str, wanted: str) -> Iterator[Node]:
+    """What stands in a list of the file, or the one thing that stands there without one."""
     root = YAML(typ="rt", pure=True).compose(text)
     for key, value in root.value if isinstance(root, MappingNode) else ():
-        if key.value == "hosts" and isinstance(value, SequenceNode):
-            yield from value.value
+        if key.value == wanted:
+            yield from value.value if isinstance(value, SequenceNode) else [value]
 
 
 def _change(text: str, item: Node, keys: Mapping[str, str]) -> tuple[str, _Change] | None:
@@ -398,7 +400,8 @@ def _added(text: str, item: MappingNode, name: ScalarNode, value: ScalarNode, *,
 
 
 def _expected(values: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
-    return {**values, "hosts": [_with_key(host, keys) for host in values["hosts"]]}
+    witness = {"witness": _with_key(values["witness"], keys)} if "witness" in values else {}
+    return {**values, "hosts": [_with_key(host, keys) for host in values["hosts"]], **witness}
 
 
 def _with_key(host: Any, keys: Mapping[str, str]) -> Any:

@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from gangline.config.cluster_model import ClusterWords, ComponentWords, EnvironmentWords, HostWords, SlurmWords
+from gangline.config.cluster_model import (
+    KEY_FIX,
+    ClusterWords,
+    ComponentWords,
+    EnvironmentWords,
+    HostWords,
+    SlurmWords,
+    WitnessWords,
+)
 from gangline.config.fields import HOST_PATH, HOST_PROGRAM, PATTERNS, SECRET
 from gangline.config.mistakes import KeyPath, absolute, listed, quote, what_is_there, what_was_meant
 from gangline.config.validate import Checked
@@ -155,11 +163,11 @@ def transport_of(words: HostWords) -> Literal["local", "ssh"]:
     return "local" if is_this_computer(words.name) and not has_ssh else "ssh"
 
 
-def address_of(words: HostWords) -> str | None:
+def address_of(words: HostWords | WitnessWords) -> str | None:
     """Where the others reach a host: as it says, or the IP address that it is named or reached by."""
     if words.address is not None:
         return words.address
-    if transport_of(words) == "local":
+    if isinstance(words, HostWords) and transport_of(words) == "local":
         return None
     host = (words.ssh or words.name).rpartition("@")[2].partition("%")[0]
     return host if is_ip(host) else None
@@ -183,7 +191,7 @@ def resolve_host(checked: Checked[ClusterWords], index: int, *, around: Surround
     if transport == "local":
         _refuse_ssh_keys(checked, index)
     else:
-        _check_ssh(checked, index)
+        _check_ssh(checked, ("hosts", index), words)
     return Host(
         name=words.name,
         workdir=_workdir(checked, index, around=around),
@@ -199,6 +207,31 @@ def resolve_host(checked: Checked[ClusterWords], index: int, *, around: Surround
         share=None if words.share is None else float(words.share),
         gpu=gpu,
         env={**(HIDDEN if gpu == {} else {}), **_env(checked, ("hosts", index), words.env)},
+    )
+
+
+def resolve_witness(checked: Checked[ClusterWords], words: WitnessWords) -> Host:
+    """The machine that the words mean; mistakes are recorded."""
+    _check_ssh(checked, ("witness",), words)
+    refuse_parents(checked, ("witness", "workdir"), words.workdir)
+    address = address_of(words)
+    if address is None:
+        checked.report(
+            ("witness", "address"),
+            seen="this key is missing",
+            expected="where the hosts reach it",
+            fix="write its IP address, such as `address: 192.168.1.5`",
+            reads=(("witness", "ssh"), ("witness", "name")),
+        )
+    return Host(
+        name=words.name,
+        workdir=words.workdir,
+        python="",
+        transport="ssh",
+        ssh=words.ssh,
+        ssh_port=words.port,
+        host_key=words.host_key,
+        address=address or "",
     )
 
 
@@ -308,22 +341,21 @@ def _refuse_ssh_keys(checked: Checked[ClusterWords], index: int) -> None:
         )
 
 
-def _check_ssh(checked: Checked[ClusterWords], index: int) -> None:
-    words = checked.words.hosts[index]
+def _check_ssh(checked: Checked[ClusterWords], key: KeyPath, words: HostWords | WitnessWords) -> None:
     bare, percent, _ = (words.ssh or "").rpartition("@")[2].partition("%")
     if (":" in bare or percent) and not is_ip(bare):
         checked.report(
-            ("hosts", index, "ssh"),
+            (*key, "ssh"),
             seen=quote(words.ssh or ""),
             expected="a name of your ssh_config, user@name or user@address",
             fix="write the port as a key of its own, such as `port: 2222`",
         )
     if words.host_key is not None and not _is_whole(words.host_key):
         checked.report(
-            ("hosts", index, "host_key"),
+            (*key, "host_key"),
             seen="a key that is cut off or has a letter changed",
             expected="the public key of its sshd",
-            fix="delete the line, then gangline init --pin CLUSTER reads the key and writes it",
+            fix=KEY_FIX,
         )
 
 

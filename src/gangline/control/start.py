@@ -104,7 +104,8 @@ def start_attempt(
     if supervisor.unattended:
         context.console.report(f"unattended: yes, {supervisor.host} supervises the run; you can turn this computer off")
         if cluster.takeover == "votes":
-            context.console.report(_if_lost(layout, supervisor, why_none))
+            witness = cluster.witness.name if cluster.witness and len(cluster.hosts) % 2 == 0 else None
+            context.console.report(_if_lost(layout, supervisor, why_none, witness=witness))
     try:
         if supervisor.host is None:
             supervisor.save(layout)
@@ -126,18 +127,19 @@ def _why_none(layout: RunLayout, supervisor: SupervisorRecord) -> str:
     if job is None:
         return "`takeover` is not for programs of your own"
     if not supervisor.candidates:
-        return "with fewer than three hosts nobody is elected"
+        return "with fewer than three voices nobody is elected; a `witness` gives two hosts a third one"
     if not job.failures.restarts:
         return "the job ends it at the first failure"
     return "" if job.failures.without else "the job never goes on without a host"
 
 
-def _if_lost(layout: RunLayout, supervisor: SupervisorRecord, why_none: str) -> str:
+def _if_lost(layout: RunLayout, supervisor: SupervisorRecord, why_none: str, *, witness: str | None) -> str:
     """The line that says what becomes of the run if the host of its supervisor is lost."""
     host, name = supervisor.host, layout.run_id
     if not why_none:
         successors = " or ".join(supervisor.candidates)
-        return f"if {host} is lost, {successors} takes the run over, as long as most of its hosts remain"
+        voters = "hosts" if witness is None else f"hosts, with {witness} as their witness,"
+        return f"if {host} is lost, {successors} takes the run over, as long as most of its {voters} remain"
     return f"if {host} is lost, the run waits for: gangline resume {name} --without {host} ({why_none})"
 
 

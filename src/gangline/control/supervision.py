@@ -416,7 +416,7 @@ def choose_supervisor_host(cluster: Cluster, context: Context) -> SupervisorReco
     if cluster.supervisor == "here":
         return SupervisorRecord(why_not=("the cluster file says `supervisor: here`",))
     reasons = _why_not(cluster, context)
-    if reasons and cluster.takeover == "votes" and len(cluster.hosts) >= LEAST_VOICES:
+    if reasons and cluster.takeover == "votes" and cluster.num_voices >= LEAST_VOICES:
         _refuse_votes(f"{head.name} says: {'; '.join(reasons)}")
     if reasons and cluster.supervisor == "head":
         raise RunFailed(
@@ -433,14 +433,14 @@ def _candidates(cluster: Cluster, context: Context) -> tuple[str, ...]:
     """Hosts that could take over from the supervisor on the head; () where that is not asked for, and of two hosts, as
     neither is elected without the other. Raises RunFailed where one could not.
     """
-    if cluster.takeover == "none" or len(cluster.hosts) < LEAST_VOICES:
+    if cluster.takeover == "none" or cluster.num_voices < LEAST_VOICES:
         return ()
 
     anywhere = seen_from_anywhere(cluster)
 
     def reasons_of(host: Host) -> list[str]:
-        first = sorted(anywhere.hosts, key=lambda each: each.name != host.name)
-        seen = seen_from(replace(anywhere, hosts=tuple(first)), host.name)
+        first = sorted(anywhere.reached, key=lambda each: each.name != host.name)
+        seen = seen_from(replace(anywhere, hosts=tuple(first), witness=None), host.name)
         try:
             return context.deps.cannot_supervise(seen, context.transports[host.name])
         except (GanglineError, OSError) as error:
@@ -464,20 +464,24 @@ def _refuse_votes(seen: str) -> NoReturn:
 
 def seen_from_anywhere(cluster: Cluster) -> Cluster:
     """The same cluster as every one of its hosts reaches the others: by user, address and port."""
-    return dataclasses.replace(cluster, hosts=tuple(map(_from_elsewhere, cluster.hosts)))
+    hosts = tuple(map(_from_elsewhere, cluster.hosts))
+    return dataclasses.replace(cluster, hosts=hosts, witness=cluster.witness and _from_elsewhere(cluster.witness))
 
 
 def _why_not(cluster: Cluster, context: Context) -> list[str]:
     if here := [host.name for host in cluster.hosts if host.transport == "local"]:
         return [f"{', '.join(here)} is this computer, which is not reached by ssh"]
-    return context.deps.cannot_supervise(seen_from_head(cluster), context.transports[cluster.head.name])
+    seen = seen_from_head(cluster)
+    if cluster.takeover == "votes":
+        seen = dataclasses.replace(seen, hosts=seen.reached, witness=None)
+    return context.deps.cannot_supervise(seen, context.transports[cluster.head.name])
 
 
 def seen_from_head(cluster: Cluster) -> Cluster:
     """The same cluster as the head reaches it: itself, and the others by user, address and port."""
     head, *others = cluster.hosts
     here = dataclasses.replace(head, transport="local", ssh=None, ssh_port=None)
-    return dataclasses.replace(cluster, hosts=(here, *map(_from_elsewhere, others)))
+    return seen_from_anywhere(dataclasses.replace(cluster, hosts=(here, *others)))
 
 
 def _from_elsewhere(host: Host) -> Host:

@@ -46,7 +46,7 @@ def pin(
     no host answers.
     """
     text = read_text(path, kind="cluster")
-    hosts = [host for host in read_cluster_text(text, path, home=home).hosts if host.transport == "ssh"]
+    hosts = [host for host in read_cluster_text(text, path, home=home).reached if host.transport == "ssh"]
     if not hosts:
         raise UsageError(f"{path} has no hosts over SSH", seen="nothing to pin", fix="gangline init HOST... finds some")
     console.progress(f"asking {counted(len(hosts), 'host')} for the host key")

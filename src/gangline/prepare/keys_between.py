@@ -94,12 +94,13 @@ def plan(view: StepView) -> StepPlan:
 
 
 def _reached(view: StepView) -> list[Host]:
-    """The hosts that others reach by ssh."""
-    return [host for host in view.cluster.hosts if host.transport == "ssh"]
+    """The hosts that others reach by ssh, and the witness."""
+    return [host for host in view.cluster.reached if host.transport == "ssh"]
 
 
 def _may_lead(view: StepView, host: Host) -> bool:
-    return not view.named or host.name in view.named
+    """A witness looks after no run."""
+    return host in view.cluster.hosts and (not view.named or host.name in view.named)
 
 
 def _leaders(view: StepView) -> list[Host]:
@@ -187,4 +188,5 @@ BETWEEN = PrepareStep(
     only_by_name=True,
     plan_first=plan_keys,
     on_every_host=True,
+    on_witness=True,
 )

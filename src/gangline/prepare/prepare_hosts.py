@@ -34,7 +34,7 @@ from gangline.prepare.host_side import HostSide, Passwords, Undoable, new_txn
 from gangline.prepare.keys_between import BETWEEN
 from gangline.prepare.prepare_step import Asks, HostReading, PrepareStep, Scope, StepPlan, StepView
 from gangline.prepare.ssh_access import ACCESS, HERE_ASKS, KEY, plan_here
-from gangline.prepare.step_table import STEPS, chosen
+from gangline.prepare.step_table import STEPS, chosen, machines_for
 from gangline.provision.code import place_code
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.fanout import in_parallel
@@ -142,7 +142,9 @@ def prepare(
     for folder in filter(None, (asked.commands, asked.ansible)):
         require_new_folder(folder)
     cluster, scans = _cluster_or_new_hosts(asked, console, logins)
-    steps, hosts = chosen([name_of(word) for word in asked.words], cluster)
+    words = [name_of(word) for word in asked.words]
+    machines = machines_for(words, cluster)
+    steps, hosts = chosen(words, machines)
     with contextlib.ExitStack() as stack:
         _, context = stack.enter_context(reached(cluster, home=asked.home, console=console, deps=deps))
         if not any(step.name in asked.words for step in steps):
@@ -153,7 +155,7 @@ def prepare(
             cluster=cluster,
             steps=steps,
             hosts=hosts,
-            sides={host.name: _side(host, context.transports[host.name], passwords) for host in cluster.hosts},
+            sides={host.name: _side(host, context.transports[host.name], passwords) for host in machines},
             passwords=passwords,
             console=console,
             deps=deps,
@@ -336,7 +338,7 @@ class _Session:
                 raise UsageError(f"{host.name}: no key of yours can be used", seen=why, fix="then try again")
             return key
         here = HostSide(HERE, self.logins.here(), user=getpass.getuser(), passwords=self.passwords)
-        wanted = [each for each in self.cluster.hosts if each.transport == "ssh"]
+        wanted = [each for each in self.cluster.reached if each.transport == "ssh"]
         plan = plan_here(here.read(HERE_ASKS), wanted)
         asking = Prepared(plans={HERE: {ACCESS.name: plan}})
         _show(asking, self.console)
@@ -356,7 +358,7 @@ class _Session:
 
     def plans(self, host: Host, steps: Sequence[PrepareStep], *, first: bool = False) -> dict[str, StepPlan]:
         """What steps would change on a host. first: only what is made before the rest is planned."""
-        is_all = len(self.hosts) == len(self.cluster.hosts)
+        is_all = {each.name for each in self.cluster.hosts} <= set(self.hosts)
         view = StepView(
             host=host,
             cluster=self.cluster,
@@ -609,7 +611,7 @@ def undo(asked: PrepareQuestion, *, console: PrepareConsole, deps: Dependencies 
     """
     cluster = _cluster(asked)
     words = tuple(word for word in asked.words if word not in {"all", HERE})
-    steps, hosts = chosen(words, cluster)
+    steps, hosts = chosen(words, cluster.reached)
     is_named = any(step.name in words for step in STEPS)
     if not is_named and "all" not in asked.words:
         raise UsageError("nothing is named to be undone", fix="gangline prepare --undo STEP, or --undo all")
@@ -678,7 +680,7 @@ def _may_undo(host: str, shown: Undoable, asked: PrepareQuestion, console: Prepa
 def status(asked: PrepareQuestion, *, console: PrepareConsole, deps: Dependencies = REAL) -> dict[str, Any]:
     """Every change that stands on the hosts, by host."""
     cluster = _cluster(asked)
-    _, hosts = chosen([word for word in asked.words if word != HERE], cluster)
+    _, hosts = chosen([word for word in asked.words if word != HERE], cluster.reached)
     found: dict[str, Any] = {}
     with reached(cluster, home=asked.home, console=console, deps=deps) as (_, context):
         for side in _standing_sides(asked, cluster, hosts, context.transports, Passwords(console.secret)):

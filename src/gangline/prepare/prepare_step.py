@@ -241,6 +241,8 @@ class PrepareStep:
     """The part of the plan that is shown and made on every host first, because the rest follows from it."""
     on_every_host: bool = False
     """Whether it is planned on every host, whichever are named: the words name something else for it."""
+    on_witness: bool = False
+    """Whether it is for a machine, too, that trains nothing."""
     root_asks: Callable[[HostReading], Asks] | None = None
     """What only root can read, from the answer to `asks`; nothing where it is not needed, for sudo costs a password.
     Where nobody gives one, the plan sees `asks` alone."""

@@ -124,4 +124,5 @@ ACCESS = PrepareStep(
     summary="your public key on hosts that know you by a password; a key pair if you have none",
     asks=Asks(files=(AUTHORIZED,)),
     plan=plan,
+    on_witness=True,
 )

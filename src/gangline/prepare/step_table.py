@@ -22,7 +22,7 @@ from gangline.prepare.shared_account import USER_STEP
 from gangline.prepare.ssh_access import ACCESS
 from gangline.prepare.ssh_hardening import SSHD
 from gangline.prepare.time_service import CLOCK
-from gangline.runs.cluster import Cluster
+from gangline.runs.cluster import Cluster, Host
 
 STEPS: tuple[PrepareStep, ...] = (
     ACCESS,
@@ -43,10 +43,16 @@ STEPS: tuple[PrepareStep, ...] = (
 )
 
 
-def chosen(words: Sequence[str], cluster: Cluster) -> tuple[tuple[PrepareStep, ...], tuple[str, ...]]:
+def machines_for(words: Sequence[str], cluster: Cluster) -> tuple[Host, ...]:
+    """The hosts, and the witness where all steps that the words name are for it, too."""
+    named = [step for step in STEPS if step.name in words]
+    return cluster.reached if named and all(step.on_witness for step in named) else cluster.hosts
+
+
+def chosen(words: Sequence[str], machines: Sequence[Host]) -> tuple[tuple[PrepareStep, ...], tuple[str, ...]]:
     """The steps and the hosts that the words name; no step, or no host, stands for all. Raises UsageError."""
     steps = {step.name: step for step in STEPS}
-    hosts = [host.name for host in cluster.hosts]
+    hosts = [host.name for host in machines]
     if strange := [word for word in words if word not in steps and word not in hosts]:
         near = difflib.get_close_matches(strange[0], [*steps, *hosts], n=1)
         raise UsageError(

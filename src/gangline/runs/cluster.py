@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,12 @@ from gangline.runs.record_versions import Record, load_if_there, load_record
 ENGINES = ("podman", "docker")
 """Kinds of environment that are an image of such a program."""
 LEAST_VOICES = 3
-"""Hosts that elect one of them: of two, neither is more than half without the other."""
+"""Hosts that elect one of them, a witness among them: of two, neither is more than half without the other."""
+
+
+def voices(hosts: Sequence[str], witness: str | None) -> tuple[str, ...]:
+    """Who elects a supervisor of these hosts: with them the witness, where it makes their number odd."""
+    return (*hosts, witness) if witness is not None and hosts and len(hosts) % 2 == 0 else tuple(hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +217,8 @@ class Cluster(Record):
     takeover: Literal["none", "votes"] = "none"
     """Whether another host goes on with a run whose supervisor is lost with the head; votes: one that more than half
     of them have elected."""
+    witness: Host | None = None
+    """A machine that trains nothing and has a voice where the hosts are of an even number."""
     backend: str = "direct"
     """What starts the host agents (`gangline.launch.backends`)."""
     slurm: SlurmRequest | None = None
@@ -228,9 +236,19 @@ class Cluster(Record):
         """Whether all hosts are this one computer."""
         return all(host.transport == "local" for host in self.hosts)
 
+    @property
+    def reached(self) -> tuple[Host, ...]:
+        """The hosts, and the witness where there is one: all machines that are ever talked to."""
+        return self.hosts if self.witness is None else (*self.hosts, self.witness)
+
+    @property
+    def num_voices(self) -> int:
+        """How many elect the supervisor."""
+        return len(voices([host.name for host in self.hosts], None if self.witness is None else self.witness.name))
+
     def host(self, name: str) -> Host:
-        """The host of that name; raises KeyError."""
-        return {host.name: host for host in self.hosts}[name]
+        """The host of that name, or the witness; raises KeyError."""
+        return {host.name: host for host in self.reached}[name]
 
     @staticmethod
     def of_attempt(layout: RunLayout, number: int) -> Cluster:

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -84,6 +85,7 @@ def succeed(layout: RunLayout, own: str, secrets: Mapping[str, str]) -> int:
     lead = Lead(layout, deputies, own, connect_all(deputies.seen_from(own)))
     lead.await_records()
     watch = LeaderWatch(layout, lead, deputies)
+    threading.Thread(target=lead.ask_witness, daemon=True, name="gangline witness").start()
     while _await_turn(watch):
         with supervisor_lock(layout) as beat:  # a second process of this host would have its vote, too
             tried = lead.campaign(quiet=(watch.leader,))

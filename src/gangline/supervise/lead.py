@@ -71,7 +71,7 @@ class Deputies(Record):
     """deputies.json: hosts that may take over the run."""
 
     cluster: Cluster
-    """All hosts, as any of them reaches the others."""
+    """All hosts and the witness, as any of them reaches the others."""
     candidates: tuple[str, ...]
     """Hosts that reach all others, and have what a supervisor needs; in the order in which they try."""
     attempt: int
@@ -237,7 +237,8 @@ class Lead:
         path = newest(layout.lead / own, "membership")
         found = load_if_there(path, Membership) if path is not None else None
         self.is_afresh = found is None or found.attempt < deputies.attempt
-        names = with_voices([host.name for host in deputies.cluster.hosts], own)
+        self._witness = deputies.cluster.witness.name if deputies.cluster.witness is not None else None
+        names = with_voices([host.name for host in deputies.cluster.hosts], own, self._witness)
         fresh = Membership(term=0, number=0, attempt=deputies.attempt, members=names)
         self.membership = fresh if found is None or self.is_afresh else found
 
@@ -306,6 +307,16 @@ class Lead:
         except (GanglineError, OSError, ValueError, IndexError) as error:
             log.info("%s gives no vote: %s", host, str(error).splitlines()[:1])
             return None
+
+    def ask_witness(self) -> None:
+        """Have the witness look at what it has heard, as host agents do by themselves: it has none.
+
+        Its silence counts from then on, and what newer files have replaced is removed there.
+        """
+        if self._witness is not None:
+            trial = Campaign(self.membership, self.own).request
+            assert trial is not None
+            self._ask_one(self._witness, trial)
 
     def _folder(self, host: str) -> Path:
         return host_layout(self.deputies.cluster.host(host), self.layout.run_id).folder
@@ -395,13 +406,20 @@ class Lead:
             with self._lock:
                 if term == self.term and int(promise.get("term", 0)) <= term:
                     self._has.setdefault(host, {})["records"] = (term, number)
+            if host == self._witness:
+                self.ask_witness()
 
     def _copy_history(self) -> None:
         """Have every host keep the lines of metrics.jsonl; beside the heartbeats, which must not wait for it."""
         while not self._closed.wait(HEARTBEAT_S):
-            for host in self._told & self.transports.keys():
+            for host in self.keepers_of_history:
                 with contextlib.suppress(GanglineError, OSError, *NONSENSE):
                     self.send_history(host)
+
+    @property
+    def keepers_of_history(self) -> set[str]:
+        """The hosts that keep what rank 0 has written: all that may train."""
+        return (self._told & self.transports.keys()) - {self._witness}
 
     def follow_head(self, host: str) -> None:
         """Rank 0 runs there from now on."""
@@ -533,7 +551,7 @@ class Lead:
         """
         if not self._settle(is_ordered):
             return False
-        voices = with_voices(members, self.own)
+        voices = with_voices(members, self.own, self._witness)
         self.follow(members)
         if set(voices) != set(self.membership.members):
             with self._lock:

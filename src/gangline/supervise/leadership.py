@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gangline.runs.cluster import LEAST_VOICES, voices
 from gangline.runs.decode import build, known_part
 from gangline.runs.record_versions import Record
 
@@ -28,12 +29,13 @@ def is_majority(yes: Collection[str], members: Sequence[str]) -> bool:
     return 2 * len(set(yes) & set(members)) > len(set(members))
 
 
-def with_voices(hosts: Sequence[str], own: str) -> tuple[str, ...]:
-    """The hosts of an attempt that have a voice. own: the leader's.
+def with_voices(hosts: Sequence[str], own: str, witness: str | None = None) -> tuple[str, ...]:
+    """Who has a voice in an attempt on these hosts. own: the leader's. witness: a host that trains nothing.
 
-    Of two hosts neither could go on without the other: then the leader's host has the only one, and keeps the lead.
+    Of two voices neither could go on without the other: then the leader's host has the only one, and keeps the lead.
     """
-    return tuple(hosts) if len(hosts) > 2 else (own,)
+    found = voices(hosts, witness)
+    return found if len(found) >= LEAST_VOICES else (own,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,5 +39,7 @@ def connect(host: Host) -> Transport:
 
 
 def connect_all(cluster: Cluster) -> dict[str, Transport]:
-    """Transports to every host of a cluster, by host name. Nothing is connected yet: that waits for the first call."""
-    return {host.name: connect(host) for host in cluster.hosts}
+    """Transports to every host of a cluster and to its witness, by name. Nothing is connected yet: that waits for the
+    first call.
+    """
+    return {host.name: connect(host) for host in cluster.reached}

@@ -360,6 +360,33 @@ def test_three_hosts_over_ssh_may_vote(tmp_path):
     assert load(tmp_path, f"hosts: [{TWO}, 10.0.0.3]\ntakeover: votes\n").takeover == "votes"
 
 
+VOTES = f"hosts: [{TWO}]\ntakeover: votes\n"
+
+
+def test_a_witness_gives_two_hosts_a_third_voice(tmp_path):
+    cluster = load(tmp_path, f"{VOTES}witness: 10.0.0.9\n")
+    assert (cluster.witness.address, cluster.witness.workdir, cluster.num_voices) == ("10.0.0.9", "~/gangline", 3)
+    of_three = load(tmp_path, f"hosts: [{TWO}, 10.0.0.3]\ntakeover: votes\nwitness: 10.0.0.9\n")
+    assert of_three.num_voices == 3  # four would bear the loss of one, as three do
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (f"{VOTES}witness: {{name: nas}}\n", r"where the hosts reach it"),
+        (f"{VOTES}witness: {{name: pc2, address: 10.0.0.9}}\n", r"which is the host pc2"),
+        (f"{VOTES}witness: {{name: nas, ssh: b@10.0.0.2}}\n", r"which is the host pc2"),
+        (f"hosts: [{TWO}]\nwitness: 10.0.0.9\n", r"nobody votes"),
+        (f"{VOTES}witness: {{name: nas, address: 10.0.0.9, ssh: 'b@nas:22'}}\n", r"name of your ssh_config"),
+        (f"{VOTES}witness: {{name: nas, address: 10.0.0.9, workdir: /a/../b}}\n", r"path without"),
+        ("hosts: [pc1]\ntakeover: votes\nwitness: 10.0.0.9\n", r"votes, and 1 host"),
+    ],
+)
+def test_a_witness_is_a_machine_of_its_own_that_the_hosts_reach(tmp_path, words, said):
+    with pytest.raises(SpecError, match=said):
+        load(tmp_path, words)
+
+
 def test_a_slurm_cluster_has_no_hosts_before_its_allocation(tmp_path):
     words = "slurm: {partition: gpu, nodes: 2, gpus_per_node: a100:4, time: 04:00:00, memory: 64G}\n"
     cluster = slurm_of(tmp_path, words)

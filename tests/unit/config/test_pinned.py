@@ -38,6 +38,18 @@ def test_a_key_is_added_where_there_was_none():
     assert pinned == expected + f"\n  host_key: {NEW}"
 
 
+@pytest.mark.parametrize(
+    ("words", "pinned"),
+    [
+        ("witness: nas", f"witness: {{name: nas, host_key: {NEW}}}"),
+        ("witness:\n  name: nas\n  port: 23", f"witness:\n  name: nas\n  host_key: {NEW}\n  port: 23"),
+        (f"witness: {{name: nas, host_key: {OLD}}}", f"witness: {{name: nas, host_key: {NEW}}}"),
+    ],
+)
+def test_the_key_of_a_witness_is_written_as_well(words, pinned):
+    assert pin_keys(f"hosts: [pc1]\n{words}\n", "c", {"nas": NEW}) == f"hosts: [pc1]\n{pinned}\n"
+
+
 def test_lines_that_end_as_on_windows_still_do():
     text = "hosts:\r\n  - name: pc1 # here\r\n    slots: 2\r\n"
     assert pin_keys(text, "c", {"pc1": NEW}) == text.replace("here\r\n", f"here\r\n    host_key: {NEW}\r\n")

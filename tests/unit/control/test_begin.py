@@ -156,7 +156,7 @@ def test_records_for_a_successor_are_written_only_where_there_may_be_one(world):
     ("job", "candidates", "why_none"),
     [
         (JOB, ("pc2", "pc3"), ""),
-        (JOB, (), "with fewer than three hosts nobody is elected"),
+        (JOB, (), "with fewer than three voices nobody is elected; a `witness` gives two hosts a third one"),
         (None, ("pc2", "pc3"), "`takeover` is not for programs of your own"),
         (with_failures(restarts=0), ("pc2", "pc3"), "the job ends it at the first failure"),
         (with_failures(without=False), ("pc2", "pc3"), "the job never goes on without a host"),

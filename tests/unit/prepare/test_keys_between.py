@@ -123,6 +123,22 @@ def test_with_named_hosts_only_these_get_a_key_and_every_host_their_lines():
     assert AUTHORIZED not in texts_of(planned("pc1", readings, named=["pc1"]))
 
 
+def test_a_witness_lets_the_hosts_in_and_gets_no_key_of_its_own():
+    *hosts, witness = HOSTS
+
+    def view(name, readings):
+        readings = {name: reading(), **readings}
+        cluster = Cluster(name="home", hosts=tuple(hosts), witness=witness)
+        return StepView(host=cluster.host(name), cluster=cluster, reading=readings[name], readings=readings)
+
+    readings = with_keys("pc1", "pc2")
+    assert BETWEEN.plan_first(view("pc3", readings)).changes == ()
+    assert texts_of(BETWEEN.plan(view("pc3", readings)))[AUTHORIZED] == f"{line('pc1')}\n{line('pc2')}\n"
+    of_host = texts_of(BETWEEN.plan(view("pc1", with_keys("pc2"))))
+    assert "Host 192.168.1.12 192.168.1.13" in of_host[OWN_CONFIG]
+    assert of_host[AUTHORIZED] == f"{line('pc2')}\n"
+
+
 @pytest.mark.parametrize(
     "old",
     [line("pc1", "192.168.1.99"), 'restrict,from="192.168.1.11" ' + public("pc1").strip()],

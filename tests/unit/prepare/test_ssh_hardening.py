@@ -65,5 +65,5 @@ def test_what_is_left_to_the_user(how, told):
 
 def test_it_is_done_only_where_it_is_named():
     assert SSHD in STEPS
-    assert SSHD not in chosen([], CLUSTER)[0]
-    assert chosen(["sshd"], CLUSTER) == ((SSHD,), ("pc1",))
+    assert SSHD not in chosen([], CLUSTER.hosts)[0]
+    assert chosen(["sshd"], CLUSTER.hosts) == ((SSHD,), ("pc1",))

@@ -1,6 +1,7 @@
 """The table of steps, the findings that name them, and what both halves have to say alike."""
 
 import itertools
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import pytest
@@ -10,7 +11,7 @@ from gangline.checks.judge import FAMILIES
 from gangline.errors import UsageError
 from gangline.prepare import host_side, prepare_hosts
 from gangline.prepare.prepare_step import activated
-from gangline.prepare.step_table import STEPS, chosen
+from gangline.prepare.step_table import STEPS, chosen, machines_for
 from gangline.runs.cluster import Cluster, Host
 
 CLUSTER = Cluster(name="home", hosts=tuple(Host(name=name, workdir="/w", python="") for name in ("pc1", "pc2")))
@@ -29,14 +30,23 @@ def test_steps_have_names_of_their_own_and_none_is_called_as_a_word_of_the_verb(
 
 
 def test_words_name_steps_and_hosts_in_any_order():
-    steps, hosts = chosen(["pc2", "limits", "names"], CLUSTER)
+    steps, hosts = chosen(["pc2", "limits", "names"], CLUSTER.hosts)
     assert [step.name for step in steps] == ["names", "limits"]
     assert hosts == ("pc2",)
 
 
+@pytest.mark.parametrize(
+    ("words", "is_asked"),
+    [(["between"], True), (["access", "between"], True), (["between", "limits"], False), ([], False)],
+)
+def test_a_witness_is_prepared_only_for_what_it_needs(words, is_asked):
+    cluster = replace(CLUSTER, witness=Host(name="nas", workdir="/w", python=""))
+    assert [host.name for host in machines_for(words, cluster)] == ["pc1", "pc2", *(["nas"] if is_asked else [])]
+
+
 def test_a_word_that_is_neither_is_a_usage_error():
     with pytest.raises(UsageError, match=r"'namse' is neither a step nor a host of the cluster") as error:
-        chosen(["namse"], CLUSTER)
+        chosen(["namse"], CLUSTER.hosts)
     assert error.value.fix == "did you mean 'names'?"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.supervise.voting import HEARD_S, HostVoice
+from gangline.agent.supervise.voting import HEARD_S, KEPT, HostVoice
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang, GangRank
@@ -30,7 +30,7 @@ from gangline.supervise.lead import (
     seen_from,
     win,
 )
-from gangline.supervise.leadership import HOLD_S
+from gangline.supervise.leadership import HOLD_S, with_voices
 from gangline.transport.transport import CommandResult
 from tests.fakes.backend import FakeBackend
 from tests.saved import read_events
@@ -68,13 +68,14 @@ class VotingHost:
 
 
 class Hosts:
-    """Three hosts, each with its part of one run."""
+    """Three hosts, each with its part of one run. is_witness: the third one trains nothing."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *, is_witness=False):
         self.now = 1000.0
-        hosts = cluster_of(folder, *NAMES).hosts
-        self.cluster = Cluster(name="home", hosts=tuple(replace(host, transport="ssh") for host in hosts))
-        self.deputies = Deputies(cluster=self.cluster, candidates=("h1", "h2"), attempt=1)
+        hosts = [replace(host, transport="ssh") for host in cluster_of(folder, *NAMES).hosts]
+        witness = hosts.pop() if is_witness else None
+        self.cluster = Cluster(name="home", hosts=tuple(hosts), witness=witness)
+        self.deputies = Deputies(cluster=self.cluster, candidates=tuple(host.name for host in hosts[1:]), attempt=1)
         self.layouts = {name: RunLayout(folder / name, RUN_ID) for name in NAMES}
         self.transports = {name: VotingHost(name, self.clock) for name in NAMES}
         for layout in self.layouts.values():
@@ -132,6 +133,48 @@ def test_hosts_that_might_take_over_an_attempt_before_have_no_say_in_one_that_a_
 @pytest.fixture
 def hosts(tmp_path):
     return Hosts(tmp_path)
+
+
+def test_of_two_hosts_one_goes_on_with_its_witness_and_is_alone_then(tmp_path):
+    hosts = Hosts(tmp_path, is_witness=True)
+    first = hosts.elected("h0")
+    assert first.membership.members == ("h0", "h1", "h2")
+    hosts.transports["h0"].reachable = False
+    hosts.now += HEARD_S
+    second = hosts.lead("h1")
+    second.await_records()
+    assert second.campaign().term == 2
+    with pytest.raises(HostUnreachable):
+        hosts.tell(second)
+    hosts.tell(second, "h1", "h2")
+    assert second.holds
+    hosts.tell(first, "h2")
+    assert not first.holds
+    assert with_voices(["h1"], "h1", "h2") == ("h1",)
+
+
+def test_a_witness_counts_the_silence_from_when_it_is_asked_and_keeps_few_records(tmp_path):
+    """It has no host agent, which would look by itself."""
+    hosts = Hosts(tmp_path, is_witness=True)
+    lead = hosts.elected("h0")
+    for number in range(9):
+        write_record(hosts.layouts["h0"].plan, {"number": number})
+        lead.tell("h2")
+    folder = hosts.layouts["h2"].folder / "lead" / "h2"
+    assert len(list(folder.glob("records-*.json"))) == KEPT
+    hosts.now += HEARD_S
+    voice = HostVoice(hosts.layouts["h2"].folder, "h2", clock=hosts.clock)
+    lead.tell("h2")  # nobody has looked at this heartbeat yet
+    asked = {"term": 2, "candidate": "h1", "membership": [1, 0], "trial": True}
+    assert voice.vote(asked)["hears"] == "h0"
+    hosts.now += HEARD_S
+    assert voice.vote(asked)["granted"]
+
+
+def test_the_steps_of_rank_0_are_not_sent_to_a_witness(tmp_path):
+    hosts = Hosts(tmp_path, is_witness=True)
+    lead = hosts.elected("h0")
+    assert sorted(lead.keepers_of_history) == ["h0", "h1"]
 
 
 def test_a_leader_that_slept_for_long_holds_nothing_until_most_have_heard_it_again(hosts):

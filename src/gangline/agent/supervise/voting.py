@@ -12,7 +12,8 @@ host that has a voice:
     history-<term>-<start>.json      by the same: lines of metrics.jsonl from this byte on, of the host of rank 0
     history.jsonl, history.json      by the host itself: these lines; per host of rank 0, how many of its bytes they are
     promise.json                     by the host itself: the highest term for which it has voted, and for whom
-    heard.json                       by the host itself: the last heartbeat, and when it came by this machine's clock
+    heard.json                       by the host itself: the last heartbeat, and when it came by this machine's clock;
+                                     on a witness, which has no host agent, when it was first asked after it came
 
 The highest number counts: a write that is late, and comes after a newer one, must not take its place.
 
@@ -200,6 +201,7 @@ class HostVoice:
         """Give the vote of this host, or refuse it; raises OSError where the promise cannot be written."""
         with self.alone():
             known = self.known()
+            self.prune()
             why = refusal(known, asked)
             if not why and not asked.get("trial"):
                 promise = {"term": int(asked["term"]), "candidate": str(asked["candidate"])}
