@@ -168,7 +168,9 @@ def _spawn_there(
     copied = (layout.gang(number), layout.networks(number), layout.again(number), layout.plan)
     documents |= _documents(copied)
     hand_over(layout, there, remote, attempt=number, documents={**_earlier(layout, number), **documents})
-    place_addresses(layout, number, context, there=(head, there))
+    senders = (head, *map(cluster.host, supervisor.candidates if is_followed else ()))
+    for host in senders:
+        place_addresses(layout, number, context, there=(host, host_layout(host, layout.run_id)))
     with _supervised_by(layout, cluster, supervisor):
         try:
             with _in_doubt(layout):

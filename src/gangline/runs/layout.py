@@ -62,7 +62,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Literal, Protocol
 
 PHASES = (
     "importing",
@@ -237,8 +237,8 @@ class RunLayout:
         """What a host did during the run, over all attempts, on that host."""
         return self.folder / f"samples-{host}.jsonl"
 
-    def messages(self, sink: int) -> Path:
-        """Which messages have reached a sink, by its number."""
+    def messages(self, sink: int | Literal["*"]) -> Path:
+        """Which messages have reached a sink, by its number; `*`: a pattern for those of all sinks."""
         return self.folder / f"messages-{sink}.json"
 
     def token_set(self, content_hash: str) -> Path:

@@ -140,7 +140,8 @@ class SealedRecords:
         layout = self._layout
         attempts = sorted((layout.folder / "attempts").glob("*/*.json"))
         mine = [path for path in attempts if path.stem in SEALED_FILES and path.parent.name.isdecimal()]
-        of_run = (layout.state, layout.cluster, layout.plan, layout.deputies, layout.events, layout.order, layout.leave)
+        of_run = [layout.state, layout.cluster, layout.plan, layout.deputies, layout.events, layout.order, layout.leave]
+        of_run += sorted(layout.folder.glob(layout.messages("*").name))
         return [path for path in (*of_run, *mine) if path.is_file()]
 
 
@@ -593,11 +594,17 @@ class Lead:
         return self.term * EPOCHS
 
     def end(self) -> None:
-        """Tell the members that the run has ended, for a while at most: nobody takes it over then."""
+        """Tell the members that the run has ended, for a while at most: nobody takes it over then, so the addresses of
+        its messages go from the hosts that would have sent them.
+        """
         self._over = True
         self._hurry()
         with contextlib.suppress(Deposed):
             self._await(lambda: self.membership.is_won_by(self._confirmed("over", (1, 1))), lambda: False, COMMIT_S / 3)
+        for host in {*self.deputies.candidates} - {self.own}:
+            sinks = host_layout(self.deputies.cluster.host(host), self.layout.run_id).sinks
+            with contextlib.suppress(GanglineError, OSError, *NONSENSE):
+                self.transports[host].run(("rm", "-f", str(sinks)))
         self.close()
 
     def close(self) -> None:

@@ -89,7 +89,8 @@ class World:
         )
 
     def start(self):
-        context = Context(transports={"pc1": self.keeper}, home=self.home, console=self, deps=self.deps)
+        transports = {host.name: FakeTransport(host.name) for host in self.cluster.hosts} | {"pc1": self.keeper}
+        context = Context(transports=transports, home=self.home, console=self, deps=self.deps)
         record = SupervisorRecord(host="pc1", candidates=self.candidates)
         ready = Ready(cluster=self.cluster, networks={}, supervisor=lambda: record)
         gang = Gang(run_id=self.layout.run_id, attempt=1, ranks=(GangRank(host="pc1", share=1),))
@@ -163,9 +164,11 @@ def test_records_for_a_successor_are_written_only_where_there_may_be_one(world):
     ],
 )
 def test_a_start_says_what_becomes_of_the_run_if_its_supervisor_is_lost(world, monkeypatch, job, candidates, why_none):
-    monkeypatch.setattr(start, "seen_from_anywhere", lambda cluster: cluster)  # asks ssh
+    for name in ("seen_from_anywhere", "seen_from_head"):
+        monkeypatch.setattr(start, name, lambda cluster: cluster)  # asks ssh
     world.comes_up, world.error = True, None
-    world.cluster = dataclasses.replace(world.cluster, takeover="votes")
+    others = [dataclasses.replace(world.cluster.head, name=name) for name in ("pc2", "pc3")]
+    world.cluster = dataclasses.replace(world.cluster, takeover="votes", hosts=(*world.cluster.hosts, *others))
     world.job, world.candidates = job, candidates
     world.start()
     (said,) = [line for line in world.said if "is lost" in line]

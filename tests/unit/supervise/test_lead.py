@@ -49,6 +49,9 @@ class VotingHost:
 
     def run(self, argv, *, stdin=b"", **_):
         self._need_host()
+        if argv[0] == "rm":
+            Path(argv[-1]).unlink(missing_ok=True)
+            return CommandResult(host=self.host, argv=tuple(argv), returncode=0, stdout="", stderr="")
         asked = json.loads(stdin)
         said = HostVoice(Path(asked["folder"]), asked["host"], clock=self._clock).vote(asked)
         return CommandResult(host=self.host, argv=tuple(argv), returncode=0, stdout=json.dumps(said), stderr="")
@@ -169,6 +172,20 @@ def test_a_witness_counts_the_silence_from_when_it_is_asked_and_keeps_few_record
     assert voice.vote(asked)["hears"] == "h0"
     hosts.now += HEARD_S
     assert voice.vote(asked)["granted"]
+
+
+def test_a_successor_knows_which_messages_have_arrived_and_the_addresses_go_at_the_end(hosts):
+    for layout in hosts.layouts.values():
+        layout.sinks.write_text("{}")
+    write_record(hosts.layouts["h0"].messages(1), {"keys": ["a"]})
+    lead = hosts.elected("h0")
+    sealed = (hosts.layouts["h2"].folder / "lead" / "h2" / "records-1-1.json").read_bytes()
+    assert '"a"' in files_of(sealed, hosts.layouts["h0"])["messages-1.json"]
+    assert hosts.layouts["h0"].sinks.name not in files_of(sealed, hosts.layouts["h0"])
+    hosts.transports["h2"].reachable = False
+    lead.start()
+    lead.end()
+    assert [name for name in NAMES if hosts.layouts[name].sinks.exists()] == ["h0", "h2"]  # its own is still needed
 
 
 def test_the_steps_of_rank_0_are_not_sent_to_a_witness(tmp_path):
