@@ -2,6 +2,7 @@
 
     python -m benchmarks.lost_head --out lost_head.jsonl --cases 10           # as root, for the lab
     python -m benchmarks.lost_head --out lost_head.jsonl --minutes 20         # go on another time
+    python -m benchmarks.lost_head --out lost_head.jsonl --witness            # two hosts; the third one only votes
 
 Three lab hosts with real sshd, real torchrun and gloo, gangline's own trainer with a tiny model, a checkpoint every 10
 steps; they share the processors of one computer, whose load stands in each line. At a random moment something happens
@@ -36,6 +37,7 @@ from typing import Any
 from benchmarks.lab_runs import OwnLab
 from tests.lab.hosts import lab_folders
 from tests.lab.limits import processes_of
+from tests.lab.machine import LabHost
 from tests.lab.referee import Records, ranks_left
 from tests.lab.user import JOB, NewUser, make_model
 
@@ -50,8 +52,9 @@ ASLEEP_S = 10.0
 class LostHead:
     """One case."""
 
-    def __init__(self, kind: str, model: Path, seed: str) -> None:
+    def __init__(self, kind: str, model: Path, seed: str, *, witness: bool = False) -> None:
         self.kind = kind
+        self.witness = witness
         self.chance = random.Random(seed)
         self.lab = OwnLab(3, meshed=True, ttl_s=1800, binds=lab_folders(), disk="4g", shm="1g")
         self.model = model
@@ -60,24 +63,34 @@ class LostHead:
         """Let it happen, and see what becomes of the run."""
         with self.lab:
             user, run = self._start()
-            others = self.lab.hosts[1:]
+            others = self.hosts[1:]
             time.sleep(self.chance.uniform(0.0, MOMENT_S))
-            before = Records().take(self.lab.hosts, run)
+            before = Records().take(self.hosts, run)
             moment = time.time()
             mend = self._happens(run)
             stays = self.kind in {"asleep", "killed"}
             line = self._stays(before, run, moment) if stays else self._moves(before, run, moment, mend)
-            living = others if self.kind == "off" else self.lab.hosts
+            living = others if self.kind == "off" else self.hosts
             user.types("stop", run)
             left = ranks_left(living)
             wrong = [*line.pop("wrong"), *before.take(living, run).judge(), *left]
-            return {"kind": self.kind, "load": round(os.getloadavg()[0], 1), **line, "wrong": wrong}
+            voters = {"witness": True} if self.witness else {}
+            return {"kind": self.kind, **voters, "load": round(os.getloadavg()[0], 1), **line, "wrong": wrong}
+
+    @property
+    def hosts(self) -> list[LabHost]:
+        """Those that train."""
+        return self.lab.hosts[:2] if self.witness else self.lab.hosts
 
     def _start(self) -> tuple[NewUser, str]:
         user = NewUser(self.lab.user)
         job = JOB.replace("every_steps: 50", f"every_steps: {EVERY}").replace("steps: 400", "steps: 1000000")
         user.brings(self.model, job=job)
-        user.describes(*(host.name for host in self.lab.hosts), more="\ntakeover: votes\n")
+        more = "\ntakeover: votes\n"
+        if self.witness:
+            more += f"witness: {{name: {self.lab.hosts[2].name}, address: {self.lab.hosts[2].address}}}\n"
+        user.describes(*(host.name for host in self.hosts), more=more)
+        user.types("init", "--pin", "cluster.yaml", "--yes")
         run = user.types("train", "job.yaml", "--detach").stdout.strip()
         user.awaits(run, lambda row: (row["step"] or 0) > 2 * EVERY, "it trains", patience_s=PATIENCE_S)
         return user, run
@@ -103,7 +116,7 @@ class LostHead:
         return lambda: None
 
     def _stays(self, records: Records, run: str, moment: float) -> dict[str, Any]:
-        hosts = self.lab.hosts
+        hosts = self.hosts
         last = _last_step(records, 1)
         _until(lambda: _last_step(records.take(hosts, run), 1) > last + 3, "it goes on")
         time.sleep(2 * ASLEEP_S)
@@ -114,7 +127,7 @@ class LostHead:
         return {"seconds": round(time.time() - moment, 1), "wrong": wrong}
 
     def _moves(self, records: Records, run: str, moment: float, mend: Callable[[], None]) -> dict[str, Any]:
-        others = self.lab.hosts[1:]
+        others = self.hosts[1:]
         _until(lambda: _first_step(records.take(others, run), 2) is not None, "the others go on")
         events = [record for _, record in records.lines("events.jsonl")]
         elected = min(_seconds(record) for record in events if record["event"] == "elected")
@@ -176,6 +189,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--witness", action="store_true")
     asked = parser.parse_args()
     done = asked.out.read_text().splitlines() if asked.out.exists() else []
     end = time.monotonic() + 60 * asked.minutes
@@ -187,7 +201,7 @@ def main() -> int:
                 break
             kind = KINDS[number % len(KINDS)]
             try:
-                line = LostHead(kind, model, f"lost head {number}").play()
+                line = LostHead(kind, model, f"lost head {number}", witness=asked.witness).play()
             except (AssertionError, TimeoutError, OSError) as error:
                 line = {"kind": kind, "load": round(os.getloadavg()[0], 1), "wrong": [str(error)[:500]]}
             bad += bool(line["wrong"])
