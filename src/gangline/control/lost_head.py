@@ -41,12 +41,12 @@ REACHED = ("open", "refused")
 
 
 def without_hosts(cluster: Cluster, off: Sequence[str], *, before: Cluster, run_id: str) -> Cluster:
-    """The cluster without the hosts that are off; raises UsageError for hosts that the run has not had, and if no host
-    would be left.
+    """The cluster without the hosts, or the witness, that are off; raises UsageError for those that the run has not
+    had, and if no host would be left.
 
     before: the hosts of the run until now.
     """
-    known = [host.name for host in before.hosts]
+    known = [host.name for host in before.reached]
     if unknown := [name for name in off if name not in known]:
         raise UsageError(
             f"{run_id} has no host {listed(unknown)}",
@@ -60,7 +60,8 @@ def without_hosts(cluster: Cluster, off: Sequence[str], *, before: Cluster, run_
             seen=f"without {', '.join(off)} none is left",
             fix="name fewer hosts, or give it others: --cluster FILE",
         )
-    return replace(cluster, hosts=rest)
+    witness = cluster.witness if cluster.witness is not None and cluster.witness.name not in off else None
+    return replace(cluster, hosts=rest, witness=witness)
 
 
 def take_over(run: RunHandle, off: Sequence[str], *, console: Console, deps: Dependencies) -> RunState:
@@ -72,6 +73,7 @@ def take_over(run: RunHandle, off: Sequence[str], *, console: Console, deps: Dep
     stays so, and the records are as before.
     """
     layout, head = run.layout, str(run.supervisor.host)
+    off = [host.name for host in run.cluster.hosts if host.name in off]
     rest = [host for host in run.cluster.hosts if host.name not in off]
     state = last_heard(run)
     last = max(state.attempt, *_attempts(run, rest, head=head))

@@ -104,7 +104,7 @@ def start_attempt(
     if supervisor.unattended:
         context.console.report(f"unattended: yes, {supervisor.host} supervises the run; you can turn this computer off")
         if cluster.takeover == "votes":
-            witness = cluster.witness.name if cluster.witness and len(cluster.hosts) % 2 == 0 else None
+            witness = cluster.witness.name if cluster.witness in cluster.voters and cluster.witness else None
             context.console.report(_if_lost(layout, supervisor, why_none, witness=witness))
     try:
         if supervisor.host is None:

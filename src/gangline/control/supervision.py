@@ -22,7 +22,7 @@ from gangline.launch.backend import LaunchRequest
 from gangline.provision.console import Console
 from gangline.provision.trees import host_layout
 from gangline.report.follow import View, checked_board, raise_failure
-from gangline.runs.cluster import LEAST_VOICES, Cluster, Host
+from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import json_object, write_atomic
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import (
@@ -416,7 +416,7 @@ def choose_supervisor_host(cluster: Cluster, context: Context) -> SupervisorReco
     if cluster.supervisor == "here":
         return SupervisorRecord(why_not=("the cluster file says `supervisor: here`",))
     reasons = _why_not(cluster, context)
-    if reasons and cluster.takeover == "votes" and cluster.num_voices >= LEAST_VOICES:
+    if reasons and cluster.takeover == "votes" and cluster.voters:
         _refuse_votes(f"{head.name} says: {'; '.join(reasons)}")
     if reasons and cluster.supervisor == "head":
         raise RunFailed(
@@ -433,13 +433,13 @@ def _candidates(cluster: Cluster, context: Context) -> tuple[str, ...]:
     """Hosts that could take over from the supervisor on the head; () where that is not asked for, and of two hosts, as
     neither is elected without the other. Raises RunFailed where one could not.
     """
-    if cluster.takeover == "none" or cluster.num_voices < LEAST_VOICES:
+    if cluster.takeover == "none" or not cluster.voters:
         return ()
 
     anywhere = seen_from_anywhere(cluster)
 
     def reasons_of(host: Host) -> list[str]:
-        first = sorted(anywhere.reached, key=lambda each: each.name != host.name)
+        first = sorted(anywhere.voters, key=lambda each: each.name != host.name)
         seen = seen_from(replace(anywhere, hosts=tuple(first), witness=None), host.name)
         try:
             return context.deps.cannot_supervise(seen, context.transports[host.name])
@@ -458,7 +458,8 @@ def _refuse_votes(seen: str) -> NoReturn:
     raise RunFailed(
         "the hosts cannot take over from each other, as `takeover: votes` asks",
         seen=seen,
-        fix="let every host log in to all others: gangline prepare --between-hosts; or delete the line `takeover`",
+        fix="let every host log in to all others: gangline prepare --between-hosts; or delete the line `takeover`; "
+        "one that is off, a witness, too, is left out of a run that is resumed: --without NAME",
     )
 
 
@@ -472,8 +473,8 @@ def _why_not(cluster: Cluster, context: Context) -> list[str]:
     if here := [host.name for host in cluster.hosts if host.transport == "local"]:
         return [f"{', '.join(here)} is this computer, which is not reached by ssh"]
     seen = seen_from_head(cluster)
-    if cluster.takeover == "votes":
-        seen = dataclasses.replace(seen, hosts=seen.reached, witness=None)
+    if cluster.takeover == "votes" and cluster.voters:
+        seen = dataclasses.replace(seen, hosts=seen.voters, witness=None)
     return context.deps.cannot_supervise(seen, context.transports[cluster.head.name])
 
 

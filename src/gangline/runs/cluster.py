@@ -242,9 +242,10 @@ class Cluster(Record):
         return self.hosts if self.witness is None else (*self.hosts, self.witness)
 
     @property
-    def num_voices(self) -> int:
-        """How many elect the supervisor."""
-        return len(voices([host.name for host in self.hosts], None if self.witness is None else self.witness.name))
+    def voters(self) -> tuple[Host, ...]:
+        """The machines that elect a supervisor; too few to do so are none."""
+        names = voices([host.name for host in self.hosts], None if self.witness is None else self.witness.name)
+        return tuple(map(self.host, names)) if len(names) >= LEAST_VOICES else ()
 
     def host(self, name: str) -> Host:
         """The host of that name, or the witness; raises KeyError."""

@@ -56,6 +56,13 @@ class Off(FakeTransport):
         raise HostUnreachable(f"{self.host} does not answer")
 
 
+def test_a_witness_that_is_off_can_be_left_out_as_a_host_can():
+    two = replace(CLUSTER, hosts=CLUSTER.hosts[:2], witness=CLUSTER.hosts[2])
+    rest = without_hosts(two, ["pc3"], before=two, run_id="calm-otter-7")
+    assert (rest.hosts, rest.witness) == (two.hosts, None)
+    assert without_hosts(two, ["pc1"], before=two, run_id="calm-otter-7").witness == CLUSTER.hosts[2]
+
+
 class Notes:
     def __init__(self):
         self.said = []

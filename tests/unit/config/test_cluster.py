@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -365,9 +366,11 @@ VOTES = f"hosts: [{TWO}]\ntakeover: votes\n"
 
 def test_a_witness_gives_two_hosts_a_third_voice(tmp_path):
     cluster = load(tmp_path, f"{VOTES}witness: 10.0.0.9\n")
-    assert (cluster.witness.address, cluster.witness.workdir, cluster.num_voices) == ("10.0.0.9", "~/gangline", 3)
+    assert (cluster.witness.address, cluster.witness.workdir) == ("10.0.0.9", "~/gangline")
+    assert cluster.voters == (*cluster.hosts, cluster.witness)
+    assert replace(cluster, hosts=cluster.hosts[:1]).voters == ()
     of_three = load(tmp_path, f"hosts: [{TWO}, 10.0.0.3]\ntakeover: votes\nwitness: 10.0.0.9\n")
-    assert of_three.num_voices == 3  # four would bear the loss of one, as three do
+    assert of_three.voters == of_three.hosts  # four would bear the loss of one, as three do
 
 
 @pytest.mark.parametrize(
