@@ -31,6 +31,8 @@ import torch.distributed as dist
 TIMEOUT_S = 10
 FOR_EVER_S = 100_000
 STEPS = 6
+LONG, LONG_STEPS = frozenset({"goes_on", "writes_on"}), 2000
+"""Kinds in which something happens from outside while it trains."""
 GROUP_STEP = 3
 
 
@@ -343,6 +345,21 @@ def other_version() -> None:
     from torch.distributed import all_reduce_of_tomorrow  # type: ignore[attr-defined]  # noqa: F401
 
 
+def fills_shm() -> None:
+    """Shared memory is full, as with too many loader processes."""
+    with Path("/dev/shm/batch").open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(16 << 20))
+
+
+def goes_on() -> None:
+    """Nothing: what happens comes from outside."""
+
+
+def writes_on() -> None:
+    """Nothing: every rank saves at every step."""
+
+
 BEFORE_JOINING = frozenset(
     {"early_no_module", "early_asleep", "early_raises", "early_exit", "early_wrong_interface", "early_wrong_address"}
 )
@@ -374,10 +391,12 @@ def of_all(kind: str) -> None:
 def train(kind: str, victim: int) -> None:
     """All-reduce of gradients, step by step."""
     rank = dist.get_rank()
-    for step in range(STEPS):
+    for step in range(LONG_STEPS if kind in LONG else STEPS):
         print("step", step, flush=True)
         time.sleep(0.2)
         how = None
+        if kind == "writes_on":
+            Path(f"saved-{rank}-{step % 64}.pt").write_bytes(bytes(1 << 20))
         if step == GROUP_STEP and kind.startswith("all_"):
             of_all(kind)
         elif step == GROUP_STEP and rank == victim and kind not in BEFORE_JOINING:

@@ -197,11 +197,14 @@ def play(world: OwnWorld, case: str) -> Line:
     return line
 
 
-def judge(expected: Expected, rank: int, cause: Line) -> list[str]:
-    """What is wrong with the first cause."""
+def judge(
+    expected: Expected, rank: int, cause: Line, *, hosts: Sequence[str] = HOSTS, is_of_host: bool = False
+) -> list[str]:
+    """What is wrong with the first cause. hosts: by rank. is_of_host: a host is to be named, and no rank need be."""
     what, seen = str(cause.get("what", "")), str(cause.get("seen", ""))
     wrong = []
-    if not expected.is_of_all and (cause.get("rank"), cause.get("host")) != (rank, HOSTS[rank]):
+    is_named = cause.get("host") == hosts[rank] and (is_of_host or cause.get("rank") == rank)
+    if not expected.is_of_all and not is_named:
         wrong.append("rank")
     if expected.words and not re.search(expected.words, f"{what}\n{seen}"):
         wrong.append("words")
