@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gangline.diagnose.corpus import ERRORS, families, known_failures
+from gangline.diagnose.error_words import own_call, system_words, words_told
 from gangline.diagnose.log_context import last_words, ranks_apart, stood_at, too_high_rate, view_of_a_part, zero_rate
 from gangline.diagnose.signatures import LEVELS, RAISED, THEN_CHARS, Level, Signature, after_head, filled, head_of
 
@@ -53,6 +54,8 @@ _SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07
 _RAISED = re.compile(RAISED.encode())
 _CLASS_AT_START = re.compile(rb"(?:\[\w+\]:? ?|[\w.-]{1,60}: )?((?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{2,60}:[^\n]{0,2000})")
 """An exception whose class does not end in Error, as a line of a traceback has it: `pyarrow.lib.ArrowInvalid: ...`."""
+_IN_A_FILE, _MORE_LINES = re.compile(rb'\s{2,8}in "[^"\n]{1,300}", line \d'), 3
+"""An error goes on in the lines below it: the file and the line of which it speaks."""
 _ASSERTED = re.compile(rb"(?:^|\s)(assert\s[^\n]{1,300})")
 """The line of code whose condition does not hold: it stands above a bare AssertionError."""
 _TIME = re.compile(rb"(20\d\d-[01]\d-[0-3]\d)[T _]([0-2]\d:[0-5]\d:[0-6]\d)(?:[.,](\d{1,6}))?")
@@ -141,6 +144,11 @@ _IGNORED, _CAUGHT = b"Exception ignored in", b"During handling of the above exce
 _TRACEBACK = b"raceback (most recent call last)"
 _FRAME = re.compile(rb'\bFile "[^"\n]{1,300}", line \d')
 """A line of a traceback whose beginning a log may lack."""
+_CODE = re.compile(
+    rb"(?:\[?rank ?\d{1,6}\]?: ?|\(\w{1,40} (?:rank=\d{1,6} )?pid=\d{1,9}\) |stderr: )?"
+    rb" {4,80}(?:raise |warnings?\.warn\(|log(?:ger|ging)?\.\w{1,20}\(|print\()"
+)
+"""Code below a call that says something: its words are shown with the call, whether or not they were said."""
 _TRACEBACK_LINES = 300
 """At most so long is a traceback."""
 _CALL = re.compile(
@@ -148,8 +156,9 @@ _CALL = re.compile(
 )
 """Where a call stands, as a traceback or a notebook has it: path, name of the file, line, function."""
 _IN_PACKAGE = re.compile(rb"(?:site|dist)-packages[/\\](\w[^\n]{1,200})")
-_FRAME_LINES, _CODE_CHARS = 25, 100
-"""So many lines above an exception its last call is looked for; of a line of code so many characters are shown."""
+_FRAME_LINES, _OWN_LINES, _CODE_CHARS = 25, 200, 100
+"""So many lines above an exception its last call is looked for, and the last one in the user's own code; of a line of
+code so many characters are shown."""
 _RANK_TAG = re.compile(rb"\[?rank ?\d{1,6}\]?: ?|\(\w{1,40} (?:rank=\d{1,6} )?pid=\d{1,9}\) |stderr: ")
 """Before a line of one of several processes: their tracebacks are mixed."""
 _CAUGHT_CLASSES = re.compile(r"(?:^|\W)(?:KeyError|AttributeError|IndexError|StopIteration|ImportError|TypeError)\b")
@@ -355,6 +364,8 @@ class LogSearch:
         if number <= self._taken:
             return
         line = self._begun[at]
+        if self._is_code(at, line):
+            return
         text = line.decode("utf-8", "replace")
         best = self._best_match(at, text, patterns)
         if best is not None:
@@ -370,9 +381,14 @@ class LogSearch:
                 self._found[pattern.id] = replace(self._found[pattern.id], time=self._time_at(at))
             if pattern.is_vague and tells & _RAISES:
                 self._raised_last = (pattern.id, number, text)
-                self._note_place(pattern.id, number)
+                self._note_place(pattern.id, number, text)
         elif tells:
             self._look_for_error(at, number, line, tells)
+
+    def _is_code(self, at: int, line: bytes) -> bool:
+        """Whether a line is code in a traceback that says something: what was said stands in another line."""
+        above = self._begun[at - 1] if at else self._before[-1] if self._before else b""
+        return _CODE.match(line) is not None and _FRAME.search(above[:_WINDOW]) is not None
 
     def _note_stand(self, at: int, tag: re.Match[bytes]) -> None:
         """Keep where a rank stood that waited for another one, or lost it. tag: of its lines."""
@@ -418,7 +434,14 @@ class LogSearch:
         elif tells & _SAYS and (said := _SAID.search(line[:_WINDOW])) and not _WARNED.search(line):
             words = next(each for each in said.groups() if each)
             if _TRACEBACK not in words:
-                self._class_of(self._words(words, at), number, is_said=True)
+                above, text = self._reason_above(at), self._words(words, at)
+                self._class_of(above or text, number - (above != ""), is_said=True)
+
+    def _reason_above(self, at: int) -> str:
+        """The line above the last words of a program, where it tells what the system refused; else empty."""
+        above = self._begun[at - 1] if at else self._before[-1] if self._before else b""
+        text = above[:_WINDOW].decode("utf-8", "replace").strip()
+        return text if system_words(text) else ""
 
     def _look_for_trouble(self) -> None:
         """Note the first line at the end of the log in which a program says, in words of its own, what is wrong, and
@@ -463,7 +486,10 @@ class LogSearch:
     def _words(self, found: bytes, at: int) -> str:
         """The words of an error; a line that ends in a colon has them in the next one."""
         text = found.decode("utf-8", "replace").strip()
-        if text.endswith(":") and at + 1 < len(self._begun):
+        more = self._begun[at + 1 : at + 1 + _MORE_LINES]
+        if more and _IN_A_FILE.match(more[0]):
+            text += b"".join(b", " + line.strip() for line in more if line.strip()).decode("utf-8", "replace")
+        elif text.endswith(":") and at + 1 < len(self._begun):
             text += " " + self._begun[at + 1].decode("utf-8", "replace").strip()
         elif _INVALID.search(text):
             below = b" ".join(line.strip() for line in self._begun[at + 1 : at + 3] if b"For further" not in line)
@@ -494,21 +520,33 @@ class LogSearch:
             if part := view_of_a_part(text):
                 self._found[pattern.id] = replace(self._found[pattern.id], means=f"{part}: {text[:LINE_CHARS]}")
             if not is_said:
-                self._note_place(pattern.id, number)
+                self._note_place(pattern.id, number, text)
+            else:
+                means, fix = _by_words(self._found[pattern.id], text, "")
+                self._found[pattern.id] = replace(self._found[pattern.id], means=means, fix=fix)
         else:
             self._times[pattern.id] += 1
         self._raised_last = (pattern.id, number, text)
 
-    def _note_place(self, name: str, number: int) -> None:
-        """Add to an exception that was just found where it was raised: its last call, and the code there."""
+    def _note_place(self, name: str, number: int, text: str) -> None:
+        """Add to an exception that was just found what its words tell, and where it was raised: its last call, and the
+        last one in the user's own code. text: the exception.
+        """
         found, at = self._found[name], number - 1 - self.lines
         if found.number != number or found.level not in {"symptom", "error"}:
             return
         tag = _RANK_TAG.match(self._begun[at])
-        lines = (self._before + self._begun[:at])[-_FRAME_LINES:]
-        own = [line[tag.end() :] for line in lines if line.startswith(tag.group())] if tag else lines
-        if place := _place(own):
-            self._found[name] = replace(found, means=f"{found.means}; raised in {place}")
+        lines = (self._before + self._begun[:at])[-_OWN_LINES:]
+        same = [line[tag.end() :] for line in lines if line.startswith(tag.group())] if tag else lines
+        place = _place(same[-_FRAME_LINES:])
+        own = own_call([line[:_WINDOW].decode("utf-8", "replace") for line in same]) if place else None
+        means, fix = _by_words(found, text, own.code if own else "")
+        if place:
+            means += f"; raised in {place}"
+        if own and not own.is_last:
+            function = f", in {own.function}()" if own.function else ""
+            means += f", called from {own.place}{function}{f': {own.code}' if own.code else ''}"
+        self._found[name] = replace(found, means=means, fix=fix)
 
     def _time_at(self, at: int) -> str:
         """The time of a line, or the last one before it; empty where the log gives none."""
@@ -634,6 +672,16 @@ def _place(lines: Sequence[bytes]) -> str:
             code = lines[-above][:_CODE_CHARS].decode("utf-8", "replace").strip()
             return f"{place}: {code}" if code.strip("^~ ") and "File " not in code else place
     return ""
+
+
+def _by_words(found: Sighting, text: str, code: str) -> tuple[str, str]:
+    """What an error of which only the class is known means and what to do, by its own words, where they tell it."""
+    told = words_told(text, code)
+    if told is None:
+        return found.means, found.fix
+    if found.level == "error":
+        return f"{told.means}: {text[:LINE_CHARS]}", told.fix
+    return f"{told.means}; {found.means}", f"{told.fix}; {found.fix}"
 
 
 def _shown_path(path: bytes) -> str:

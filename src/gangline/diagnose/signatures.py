@@ -22,7 +22,7 @@ THEN_CHARS = 3000
 """Within so many characters after the beginning of a match its `then` stands."""
 
 RAISED = (
-    r"(?<![\w.])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]?\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::|(?=\s*$))"
+    r"(?<![\w.])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]?\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::(?!:)|(?=\s*$))"
     r"[^\n]{0,2000})"
 )
 """An exception as the last line of a traceback has it, whatever a launcher put before it. Bounded."""
