@@ -37,7 +37,7 @@ from tests.lab.user import JOB, LOOK, NewUser, make_model
 
 NAMES = ("h0", "h1", "h2")
 """Host of each rank, in this order."""
-START_S, END_S = 120.0, 240.0
+START_S, END_S = 300.0, 300.0
 STEP = re.compile(r"\bstep (\d+)")
 TRAINER = "trainer_"
 Happens = Callable[["LabWorld", LabHost], object]
@@ -143,7 +143,7 @@ class LabWorld:
         words = ("run", *options, "--detach", "--", "train.py", kind, str(rank))
         if case.startswith(TRAINER):
             words = ("train", "job.yaml", "failures=stop", "--detach")
-        done = self.user.types(*words, code=None, timeout_s=START_S + self._stall_after_s)
+        done = self._types(*words)
         found = re.findall(r"\b([a-z]+-[a-z]+-\d+)\b", done.stdout + done.stderr)
         if not found:
             raise LookupError((done.stdout + done.stderr)[-2000:])
@@ -153,25 +153,31 @@ class LabWorld:
         """Wait until it is at a later step."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            said = self.user.types("logs", self.run, "--rank", "0", code=None).stdout
-            row = self.user.row(self.run)
+            said, row = self._types("logs", self.run, "--rank", "0").stdout, self._row()
             if (row["step"] or 0) > 5 or any(int(number) > 5 for number in STEP.findall(said)):
                 return
             time.sleep(1.0)
-        raise LookupError(f"it does not train: {self.user.row(self.run)}")
+        raise LookupError(f"it does not train: {self._row()}")
 
     def ends(self) -> None:
         """Wait until it has ended."""
         deadline = time.monotonic() + END_S + self._stall_after_s
-        while self.user.row(self.run)["phase"] not in {"finished", "failed", "stopped"}:
+        while self._row()["phase"] not in {"finished", "failed", "stopped"}:
             if time.monotonic() > deadline:
-                raise LookupError(f"it does not end: {self.user.row(self.run)}")
+                raise LookupError(f"it does not end: {self._row()}")
             time.sleep(1.0)
 
     def explained(self) -> Line:
         """What `explain` says of it, for programs."""
-        answer: Line = json.loads(self.user.types("explain", self.run, "--json", code=None).stdout)
+        answer: Line = json.loads(self._types("explain", self.run, "--json").stdout)
         return answer
+
+    def _types(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.user.types(*words, code=None, timeout_s=END_S + self._stall_after_s)
+
+    def _row(self) -> Line:
+        rows = json.loads(self._types("ps", "--json").stdout)["runs"]
+        return next(row for row in rows if row["id"] == self.run)
 
     def rank_pid(self, host: LabHost) -> int:
         """The process of the rank on a host."""

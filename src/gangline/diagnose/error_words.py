@@ -28,9 +28,14 @@ _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,7})(?:, in ([\w.<>]{1,8
 _NOT_OWN = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<|[/\\]bin[/\\][\w.-]{1,40}$")
 _TRACEBACK = "raceback (most recent call last)"
 _QUOTED = re.compile(r"['\"`]([^'\"`\n]{1,80})['\"`]")
-_OPENED = re.compile(r"(?:open|load|loads|read_text|Path)\((['\"]?[^,)\n]{1,80})")
+_OPENED = re.compile(r"(?:open|load|Path)\(['\"]([^'\"\n]{1,80})")
 _MEANT = re.compile(r"[Dd]id you mean:? ['\"`]?([\w.-]{1,80})")
-_PATH = re.compile(r"['\"\u2018]([^'\"\u2019\n]{1,300})['\"\u2019]|(\S*/\S{1,300}|\S{1,200})$")
+_PATHS = (
+    re.compile(r"['\"\u2018]([^'\"\u2019\n]{1,300})['\"\u2019]"),
+    re.compile(r"([\w.~*+-]{0,100}/[^\s'\":,]{1,300})"),
+    re.compile(r"([^\s:]{1,200})$"),
+)
+"""Where a program names what it speaks of: in quotes, else as a path, else as the last word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +100,14 @@ def words_told(text: str, code: str = "") -> WordsTold | None:
     for form in forms.forms:
         if (match := form.pattern.search(text)) and (told := form.looks(_Error(match, text, code))):
             return told
-    if (found := forms.of_program.match(text)) and (paths := list(_PATH.finditer(found[1]))):
-        return _told(*forms.system[found[2]], next(each for each in paths[-1].groups() if each))
+    if (found := forms.of_program.match(text)) and (named := _named(found[1])):
+        return _told(*forms.system[found[2]], named)
     return None
+
+
+def _named(words: str) -> str:
+    """What the words of a program before those of the system are about."""
+    return next((found[-1] for pattern in _PATHS if (found := pattern.findall(words))), "")
 
 
 def own_call(lines: Sequence[str]) -> OwnCall | None:
@@ -128,7 +138,8 @@ def _forms() -> _Forms:
         forms=tuple(_Form(re.compile(row["pattern"]), _look(row)) for row in read["form"]),
         system=system,
         of_python=re.compile(
-            rf"\[Errno \d{{1,3}}\] ({words}): b?['\"]([^'\"\n]{{1,400}})['\"](?: -> ['\"]([^'\"\n]{{1,400}}))?"
+            rf"(?:\[Errno \d{{1,3}}\]|Error:) ({words}): "
+            r"b?['\"]?([^'\"\n]{1,400})['\"]?(?: -> ['\"]([^'\"\n]{1,400}))?"
         ),
         of_program=re.compile(rf"^(.{{1,500}}?): ({words})(?: \(\d{{1,3}}\))?\.?$"),
     )
@@ -203,13 +214,13 @@ def _choice(error: _Error) -> WordsTold | None:
         value,
         ", ".join(names[:_MOST_NAMES]),
         f"; {near[0]} is nearest to it" if near else "",
-        near[0] if near else "one of them",
+        near[0] if near else names[0] if len(names) == 1 else "one of them",
     )
 
 
 def _listed(text: str) -> list[str]:
     """The names in a list, quoted or not."""
-    names = _QUOTED.findall(text) or re.split(r"[,|]|\bor\b|\band\b", text)
+    names = _QUOTED.findall(text) or re.split(r"[,|]|\bor\b|\band\b", re.sub(r"^[^:,|]{0,60}: ", "", text))
     bare = (each.strip(" []{}().'\"") for each in names)
     return [each for each in dict.fromkeys(bare) if each and len(each) <= _NAME_CHARS and " " not in each]
 
@@ -266,7 +277,7 @@ def _toml(error: _Error) -> WordsTold:
         "{3} is not valid in line {1}, column {2}: {0}",
         "look at line {1} of {3}: texts stand in quotes that are closed in the same line, and true is written small",
         *error.match.groups(),
-        opened[1].strip("'\"") if opened else "the TOML file",
+        opened[1] if opened else "the TOML file",
     )
 
 

@@ -410,7 +410,10 @@ class LogSearch:
             if pattern.spans and not below:
                 below = self._below(at, text)
             match = _first_match(pattern, below if pattern.spans else text, len(text))
-            if match is not None and (rank := (pattern.is_vague, match.start() - match.end())) < least:
+            if match is None or (best is not None and pattern.id in best[0].signature.explains):
+                continue
+            rank = (pattern.is_vague, match.start() - match.end())
+            if rank < least or (best is not None and best[0].id in pattern.signature.explains):
                 best, least = (pattern, match), rank
         return best
 
@@ -543,7 +546,7 @@ class LogSearch:
         means, fix = _by_words(found, text, own.code if own else "")
         if place:
             means += f"; raised in {place}"
-        if own and not own.is_last:
+        if own and not own.is_last and not place.startswith(own.place):
             function = f", in {own.function}()" if own.function else ""
             means += f", called from {own.place}{function}{f': {own.code}' if own.code else ''}"
         self._found[name] = replace(found, means=means, fix=fix)
@@ -681,7 +684,7 @@ def _by_words(found: Sighting, text: str, code: str) -> tuple[str, str]:
         return found.means, found.fix
     if found.level == "error":
         return f"{told.means}: {text[:LINE_CHARS]}", told.fix
-    return f"{told.means}; {found.means}", f"{told.fix}; {found.fix}"
+    return told.means, f"{told.fix}; {found.fix}"
 
 
 def _shown_path(path: bytes) -> str:
