@@ -33,9 +33,9 @@ _MEANT = re.compile(r"[Dd]id you mean:? ['\"`]?([\w.-]{1,80})")
 _PATHS = (
     re.compile(r"['\"\u2018]([^'\"\u2019\n]{1,300})['\"\u2019]"),
     re.compile(r"([\w.~*+-]{0,100}/[^\s'\":,]{1,300})"),
-    re.compile(r"([^\s:]{1,200})$"),
+    re.compile(r"(?:^|: )([^\s:]{1,200})$"),
 )
-"""Where a program names what it speaks of: in quotes, else as a path, else as the last word."""
+"""Where a program names what it speaks of: in quotes, else as a path, else as a word alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,6 @@ class _Forms:
     """Words of an errno (`strerror`), and two of shells: what they say of a path, and what to do."""
     of_python: re.Pattern[str]
     of_program: re.Pattern[str]
-
-
-def system_words(text: str) -> bool:
-    """Whether a program that is not Python's says in this line what the system refused it, and of what."""
-    return _forms().of_program.match(text) is not None
 
 
 def words_told(text: str, code: str = "") -> WordsTold | None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gangline.diagnose.corpus import ERRORS, families, known_failures
-from gangline.diagnose.error_words import own_call, system_words, words_told
+from gangline.diagnose.error_words import own_call, words_told
 from gangline.diagnose.log_context import last_words, ranks_apart, stood_at, too_high_rate, view_of_a_part, zero_rate
 from gangline.diagnose.signatures import LEVELS, RAISED, THEN_CHARS, Level, Signature, after_head, filled, head_of
 
@@ -69,6 +69,8 @@ _SAID = re.compile(
     rb"|(?:^|[\s)])[EF](?:\d{4} [\d:.]{8,20} {1,6}\d{1,9})? [\w./]{4,100}:\d{1,5}\] ([^\n]{12,2000})"
 )
 """An error of a program that is not Python's."""
+_DONE_WITHOUT = re.compile(rb"(?:ERROR: )?(?:Ignor|Skipp)(?:ed|ing)\b")
+"""A program went on without something."""
 _LOGGED = re.compile(rb"(?:^|[\s)])[EF](?:\d{4} [\d:.]{8,20} {1,6}\d{1,9})? [\w./]{4,100}:\d{1,5}\] ")
 """An error in the form of Google's logging library."""
 _TROUBLE = re.compile(
@@ -436,15 +438,17 @@ class LogSearch:
                 self._class_of(text, number, is_said=False)
         elif tells & _SAYS and (said := _SAID.search(line[:_WINDOW])) and not _WARNED.search(line):
             words = next(each for each in said.groups() if each)
-            if _TRACEBACK not in words:
-                above, text = self._reason_above(at), self._words(words, at)
+            if _TRACEBACK not in words and not _DONE_WITHOUT.match(words):
+                text = self._words(words, at)
+                above = self._reason_above(at, text)
                 self._class_of(above or text, number - (above != ""), is_said=True)
 
-    def _reason_above(self, at: int) -> str:
-        """The line above the last words of a program, where it tells what the system refused; else empty."""
+    def _reason_above(self, at: int, last: str) -> str:
+        """The line above the last words of a program, where it tells more exactly what is wrong; else empty."""
         above = self._begun[at - 1] if at else self._before[-1] if self._before else b""
         text = above[:_WINDOW].decode("utf-8", "replace").strip()
-        return text if system_words(text) else ""
+        is_known = last.translate(_NO_DIGITS) in self._class_by_shape
+        return text if not is_known and words_told(last) is None and words_told(text) is not None else ""
 
     def _look_for_trouble(self) -> None:
         """Note the first line at the end of the log in which a program says, in words of its own, what is wrong, and
@@ -458,7 +462,7 @@ class LogSearch:
             known = self._learn(line.translate(_DIGITS))[0]
             if any(each.signature.level == "noise" and each.head in text for each in known):
                 harmless = number
-            if not _TROUBLE.search(text):
+            if not _TROUBLE.search(text) and words_told(text) is None:
                 told = None if _PROGRESS.search(text) else told
             elif told is None and not _NO_TROUBLE.search(text) and (is_cut or not _WARNED.search(line)):
                 told = (text, number) if number - harmless > _HARMLESS_LINES else None
@@ -492,8 +496,8 @@ class LogSearch:
         more = self._begun[at + 1 : at + 1 + _MORE_LINES]
         if more and _IN_A_FILE.match(more[0]):
             text += b"".join(b", " + line.strip() for line in more if line.strip()).decode("utf-8", "replace")
-        elif text.endswith(":") and at + 1 < len(self._begun):
-            text += " " + self._begun[at + 1].decode("utf-8", "replace").strip()
+        elif text.endswith(":") and more:
+            text += " " + next((line for line in more if line.strip()), b"").decode("utf-8", "replace").strip()
         elif _INVALID.search(text):
             below = b" ".join(line.strip() for line in self._begun[at + 1 : at + 3] if b"For further" not in line)
             text += ": " + below.decode("utf-8", "replace")
