@@ -351,7 +351,7 @@ class LogSearch:
         """The patterns that may match lines of this kind, and how they may tell of an exception."""
         hits = self._index.ranks.keys() & set(_WORD.findall(shape))
         ranks: set[int] = set().union(*map(self._index.ranks.__getitem__, hits))
-        patterns = tuple(self._index.patterns[rank] for rank in sorted(ranks))
+        patterns = tuple(map(self._index.patterns.__getitem__, sorted(ranks)))
         learned = (patterns, _tells(shape))
         if len(shape) <= _MOST_SHAPE_BYTES:
             if len(self._shapes) >= _MOST_SHAPES:
