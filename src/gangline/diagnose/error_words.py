@@ -25,7 +25,7 @@ _NEAR = 0.6
 _MOST_NAMES, _NAME_CHARS = 12, 60
 """Names of a list that are shown; a longer one is no name."""
 _FRAME = re.compile(r'File "([^"\n]{1,300})", line (\d{1,7})(?:, in ([\w.<>]{1,80}))?')
-_NOT_OWN = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<|[/\\]bin[/\\][\w.-]{1,40}$")
+_NOT_OWN = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<|[/\\]bin[/\\][\w-]{1,40}$")
 _TRACEBACK = "raceback (most recent call last)"
 _QUOTED = re.compile(r"['\"`]([^'\"`\n]{1,80})['\"`]")
 _OPENED = re.compile(r"(?:open|load|Path)\(['\"]([^'\"\n]{1,80})")

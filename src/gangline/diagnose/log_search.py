@@ -428,7 +428,7 @@ class LogSearch:
         if tells & _TRACES:
             self._traceback = number
         if raised := self._raised_in(line[:_WINDOW], number, tells):
-            text = self._words(raised[1], at)
+            text = self._words(raised[1], at, is_raised=True)
             self.raised.append(RaisedLine(text, number))
             is_informing = _INFORMS.search(line, 0, raised.start(1)) and number - self._traceback >= _TRACEBACK_LINES
             self._traceback = -_TRACEBACK_LINES
@@ -490,11 +490,11 @@ class LogSearch:
         is_below = tells & _RAISES_BARE and number - self._traceback < _TRACEBACK_LINES
         return _BARE_CLASS.match(line) if is_below else None
 
-    def _words(self, found: bytes, at: int) -> str:
+    def _words(self, found: bytes, at: int, *, is_raised: bool = False) -> str:
         """The words of an error; a line that ends in a colon has them in the next one."""
         text = found.decode("utf-8", "replace").strip()
         more = self._begun[at + 1 : at + 1 + _MORE_LINES]
-        if more and _IN_A_FILE.match(more[0]):
+        if is_raised and any(_IN_A_FILE.match(line) for line in more):
             text += b"".join(b", " + line.strip() for line in more if line.strip()).decode("utf-8", "replace")
         elif text.endswith(":") and more:
             text += " " + next((line for line in more if line.strip()), b"").decode("utf-8", "replace").strip()

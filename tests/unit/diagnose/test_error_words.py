@@ -60,6 +60,12 @@ FORMS = {
     "OSError: [Errno 18] Invalid cross-device link: '/tmp/a' -> '/data/b'": "/data/b cannot be moved",
     "IsADirectoryError: [Errno 21] Is a directory: 'ckpt'": "ckpt is a folder",
     'rsync: [Receiver] mkdir "/home/a/b" failed: No such file or directory (2)': "/home/a/b is not there",
+    "_pickle.PicklingError: Can't pickle <function <lambda> at 0x7fad>: attribute lookup failed": "given <lambda>,",
+    "AttributeError: Can't pickle local object 'main.<locals>.<lambda>'": "given main.<locals>.<lambda>,",
+    "ImportError: attempted relative import with no known parent package": "started as a script",
+    "a.c:(.text+0x1): undefined reference to `cosx'": "the linker does not find cosx",
+    "make: *** No rule to make target 'tain'.  Stop.": "make has no rule for tain",
+    "gzip: stdin: not in gzip format": "no archive of that kind",
     "cat: 'my file': Permission denied": "no right to use my file",
     "job.sh: line 3: ./venv/bin/torchrun: cannot execute: required file not found": "./venv/bin/torchrun names",
     "bash: line 1: torchrun: command not found": "the program torchrun",
@@ -167,6 +173,8 @@ def test_the_line_above_the_last_words_of_a_program_is_the_reason() -> None:
 def test_an_error_goes_on_with_its_file_and_line() -> None:
     (found,) = found_in('yaml.scanner.ScannerError: a tab was found\n  in "job.yaml", line 4, column 1\n\n')
     assert found.means.startswith("job.yaml is not valid in line 4: a tab was found")
+    (found,) = found_in('yaml.scanner.ScannerError: while scanning\nfound a tab\n  in "job.yaml", line 3, column 1\n\n')
+    assert found.means.startswith("job.yaml is not valid in line 3: while scanning, found a tab")
 
 
 def test_a_line_of_a_shell_at_the_end_of_a_log_is_told() -> None:
