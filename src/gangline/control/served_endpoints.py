@@ -32,7 +32,7 @@ from gangline.runs.files import write_atomic
 from gangline.runs.layout import EndpointLayout
 from gangline.runs.record_versions import Record, load_if_there
 from gangline.runs.state import ProcessId, iso, now_iso
-from gangline.serve.run_model import bring_saved, complete, find_saved, is_model_folder, place_model
+from gangline.serve.run_model import bring_saved, complete, find_saved, is_model_folder, placed_model
 from gangline.serve.served_model import END_S, Endpoint, serve_folder, serve_saved, serve_stages
 from gangline.transport.local import our_python
 
@@ -119,18 +119,20 @@ def serve_model(asked: ServeRequest, *, home: Path, console: Console, on_ready: 
                 raise UsageError(
                     "--adapter is for a model on one host", seen=f"--on names {len(hosts)}", fix="leave one of both out"
                 )
-            places = place_model(saved, opened.layout, hosts, home=home, console=console)
-            console.progress("loading the model")
-            serve_stages(places, options, ports=opened.cluster.ports, on_ready=on_ready)
+            shared = opened.cluster.shared
+            with placed_model(saved, opened.layout, hosts, home=home, shared=shared, console=console) as places:
+                console.progress("loading the model")
+                serve_stages(places, options, ports=opened.cluster.ports, on_ready=on_ready)
         complete(saved, run_id, console=console)
         console.progress("loading the model")
         serve_saved(saved, options, on_ready=on_ready)
 
 
 def _hosts(asked: ServeRequest, opened: RunHandle) -> tuple[Host, ...]:
-    """The hosts that were named, in that order; `all`: those of the run. Raises UsageError for a stranger."""
+    """The hosts that were named, in that order; `all`: the others of the run. Raises UsageError for a stranger."""
     known = {host.name: host for host in opened.cluster.hosts}
-    names = tuple(known) if asked.hosts == (EVERY_HOST,) else tuple(dict.fromkeys(asked.hosts))
+    named = dict.fromkeys(name for name in asked.hosts if name in known or name != EVERY_HOST)
+    names = tuple(dict.fromkeys((*named, *known))) if EVERY_HOST in asked.hosts else tuple(named)
     if strangers := [name for name in names if name not in known]:
         raise UsageError(
             f"--on {strangers[0]}: no host of {opened.layout.run_id}",

@@ -42,6 +42,7 @@
   samples-<host>.jsonl                                                  what the host does during the run, on it
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
   export/  evaluations/step-<k>-<time>.json                              models, and scores by `evaluate` (controller)
+  served/step-<k>/                                                      on hosts that serve it together (controller)
   project/  project.json                                                a command's own folder, and what was laid there
 <root>/sweeps/<id>/
   sweep.json                                                            what was asked
@@ -195,6 +196,8 @@ class RunLayout:
     """One folder per saved step."""
     export = RunFile("export")
     """Where `export` writes by default."""
+    served = RunFile("served")
+    """The model on each host of an endpoint over several hosts, as long as it is there."""
     evaluations = RunFile("evaluations")
     """Where `evaluate` writes the scores of the run's model."""
     project = RunFile("project")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
-from gangline.provision.ask import ask_worker
+from gangline.provision.ask import ask_worker, run_there
 from gangline.provision.checkpoint_sources import (
     CheckpointHost,
     Places,
@@ -19,15 +20,17 @@ from gangline.provision.checkpoint_sources import (
     rejected_error,
     survey_places,
 )
-from gangline.provision.code import scratch_folder, trainer_here
+from gangline.provision.code import trainer_here
 from gangline.provision.console import SILENT, Console
-from gangline.provision.trees import host_layout
+from gangline.provision.relay import Cargo, bring
+from gangline.provision.trees import Spot, host_layout, look
 from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder, step_folder
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json, write_json
 from gangline.runs.job import Job
 from gangline.runs.layout import ADAPTER_CONFIG, RunLayout
 from gangline.runs.manifest import COMMIT_FILE
+from gangline.transport.fanout import in_parallel
 from gangline.transport.local import our_python
 from gangline.transport.terminal import interactive
 from gangline.transport.transport import Transport
@@ -102,52 +105,76 @@ class ModelPlace:
     folder: PurePath
 
 
-def place_model(
-    saved: SavedPart, layout: RunLayout, hosts: Sequence[Host], *, home: Path, console: Console
-) -> list[ModelPlace]:
-    """The whole model of a checkpoint on each of these hosts of its run: exported once, and copied where it lacks.
+@contextlib.contextmanager
+def placed_model(
+    saved: SavedPart, layout: RunLayout, hosts: Sequence[Host], *, home: Path, shared: Sequence[str], console: Console
+) -> Iterator[list[ModelPlace]]:
+    """The whole model of a checkpoint on each of these hosts of its run, while the context lasts.
 
-    Raises GanglineError.
+    A host that has the export of that step serves it. The others get the model into the folder `served` of the run,
+    exported once and brought from host to host where they reach each other; it is taken away at the end. shared:
+    folders that are the same on all hosts. Raises GanglineError.
     """
     merged = Job.load(layout.job).method.kind != "full"
-    source = ModelPlace(host=saved.place.host, transport=saved.place.transport, folder=_written(saved, None, merged))
-    if not _is_there(source):
-        complete(saved, layout.run_id, console=console)
-        ask_worker(
-            source.host,
-            source.transport,
-            export_argv(saved, to=None, merged=merged),
-            on_progress=lambda record: console.progress(f"{source.host.name}: {record.get('text', '')}"),
+
+    def spot_of(host: Host) -> Spot:
+        there = host_layout(host, layout.run_id)
+        exported, served = (
+            Spot(host=host, transport=saved.places[host.name].transport, path=folder / _name(saved, merged))
+            for folder in (there.export, there.served)
         )
-    found = [
-        ModelPlace(
-            host=host,
-            transport=saved.places[host.name].transport,
-            folder=host_layout(host, layout.run_id).export / source.folder.name,
-        )
-        for host in hosts
-    ]
-    lacking = [place for place in found if not _is_there(place)]
-    with scratch_folder(home) as scratch:
-        here = Path(source.folder)
-        if lacking and source.host.transport != "local":
-            here = Path(scratch) / source.folder.name
-            console.progress(f"fetching the model from {source.host.name}")
-            source.transport.pull(source.folder, here)
-        for place in lacking:
-            console.progress(f"bringing the model to {place.host.name}")
-            place.transport.push(here, place.folder)
-    return found
+        return exported if _is_model(exported) else served
+
+    spots = [spot_of(host) for host in hosts]
+    source = next((spot for spot in spots if not _passes(spot, layout.run_id)), spot_of(saved.place.host))
+    passing = {spot.host.name: spot for spot in (source, *spots) if _passes(spot, layout.run_id)}
+    try:
+        if passing:
+            if not _is_model(source):
+                _export_to_serve(saved, source, layout.run_id, merged=merged, console=console)
+            cargo = Cargo(what=f"the model of step {saved.step}", source=source, tree=look(source, console=console))
+            bring(cargo, list(passing.values()), shared=shared, scratch=home, console=console)
+        yield [ModelPlace(host=spot.host, transport=spot.transport, folder=spot.path) for spot in spots]
+    finally:
+        in_parallel(_take_away, list(passing.values()))
 
 
-def _is_there(place: ModelPlace) -> bool:
+def _is_model(spot: Spot) -> bool:
     """Folders of models appear whole or not at all."""
-    return "config.json" in place.transport.names(place.folder)
+    return "config.json" in spot.transport.names(spot.path)
+
+
+def _passes(spot: Spot, run_id: str) -> bool:
+    """Whether what lies there is taken away at the end."""
+    return spot.path.parent == host_layout(spot.host, run_id).served
+
+
+def _export_to_serve(saved: SavedPart, spot: Spot, run_id: str, *, merged: bool, console: Console) -> None:
+    complete(saved, run_id, console=console)
+    ask_worker(
+        spot.host,
+        spot.transport,
+        _export_words(saved, spot.path, merged=merged),
+        on_progress=lambda record: console.progress(f"{spot.host.name}: {record.get('text', '')}"),
+    )
+
+
+def _take_away(spot: Spot) -> None:
+    """Delete the model, and what there is of one on its way. A host that does not answer keeps it until next time."""
+    served, own = spot.path.parent, spot.path.name
+    with contextlib.suppress(GanglineError):
+        names = [name for name in spot.transport.names(served) if name.lstrip(".").partition(".")[0] == own]
+        run_there(spot.transport, ("rm", "-rf", "--", *(str(served / name) for name in names)))
+        run_there(spot.transport, ("rmdir", "--", str(served)))  # another step may be served, too
 
 
 def export_argv(saved: SavedPart, *, to: Path | None, merged: bool) -> tuple[str, ...]:
     """The worker's words that export a checkpoint; by default into the run directory of its host."""
-    words = ("export", str(saved.run_folder), "--checkpoint", str(saved.part), "--to", str(_written(saved, to, merged)))
+    return _export_words(saved, _written(saved, to, merged), merged=merged)
+
+
+def _export_words(saved: SavedPart, target: PurePath, *, merged: bool) -> tuple[str, ...]:
+    words = ("export", str(saved.run_folder), "--checkpoint", str(saved.part), "--to", str(target))
     return (*words, "--merged") if merged else words
 
 

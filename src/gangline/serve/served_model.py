@@ -13,9 +13,11 @@ import secrets
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +35,8 @@ LAST_WORDS_S = 1.0
 """For how a stage has ended, after it was missed."""
 END_S = 90.0
 """A pass through the model that has begun is not interrupted."""
+NOTICED_S = 60.0
+"""For the first stage to notice, and say, that another one has ended."""
 
 
 _Said = queue.Queue[str | CommandResult | GanglineError]
@@ -70,21 +74,17 @@ class Endpoint:
 
 
 def serve_folder(folder: Path, options: Sequence[str], *, home: Path, on_ready: Callable[[Endpoint], None]) -> NoReturn:
-    """Serve the model or adapter of a folder of this computer until the command is interrupted.
+    """Serve a folder of this computer until the command is interrupted. on_ready: gets the endpoint once it answers.
 
     Raises the worker's own error, RunFailed where it ends by itself.
     """
-    _serve_here(trainer_here(home), ("serve", str(folder.absolute()), *options), on_ready)
+    _serve(trainer_here(home), None, ("serve", str(folder.absolute()), *options), on_ready)
 
 
 def serve_saved(saved: SavedPart, options: Sequence[str], *, on_ready: Callable[[Endpoint], None]) -> NoReturn:
     """Serve the model of a checkpoint, on its host, until the command is interrupted; see `serve_folder`."""
-    host = saved.place.host
     words = ("serve", "--run", str(saved.run_folder), "--checkpoint", str(saved.part), *options)
-    if host.transport == "local":
-        _serve_here(host, words, on_ready)
-    else:
-        _serve_there(host, saved.place.transport, words, on_ready)
+    _serve(saved.place.host, saved.place.transport, words, on_ready)
 
 
 def serve_stages(
@@ -99,62 +99,89 @@ def serve_stages(
     The first one has the endpoint. ports: those at which hosts may listen for each other. Raises as `serve_folder`.
     """
     stage_key, first = secrets.token_urlsafe(24), places[0]
+    told: _Said = queue.Queue()
+    at = ("--ports", *map(str, ports)) if ports else ()
     with ExitStack() as stack:
         behind = []
         for place in places[1:]:
-            stage = _Stage(place, stage_key, ports)
+            words = ("stage", str(place.folder), f"--address={place.host.address}", *at)
+            stage = _Worker(
+                place.host,
+                place.transport,
+                words,
+                _first_line(stage_key=stage_key),
+                on_end=partial(_miss, place.host, first.host, told),
+            )
             stack.callback(stage.end)
             behind.append(stage)
-        addresses = [f"--stage={stage.host.name}={stage.host.address}:{stage.await_port()}" for stage in behind]
-        head = f"--host={first.host.name}"
-        words = ("serve", str(first.folder), "--engine=stages", head, *addresses, *options)
+        addresses = [f"--stage={stage.host.name}={stage.host.address}:{_await_port(stage)}" for stage in behind]
+        words = ("serve", str(first.folder), "--engine=stages", f"--host={first.host.name}", *addresses, *options)
         try:
-            if first.host.transport == "local":
-                _serve_here(first.host, words, on_ready, stage_key=stage_key)
-            _serve_there(first.host, first.transport, words, on_ready, stage_key=stage_key)
+            _serve(first.host, first.transport, words, on_ready, said=told, stage_key=stage_key)
         except GanglineError as error:
             error.seen = "\n".join(filter(None, (error.seen, *(stage.last_words() for stage in behind))))
             raise
 
 
-class _Stage:
-    """A stage behind the first one, which waits for it on its host. It ends with its connections to the others."""
+def _miss(host: Host, first: Host, told: _Said) -> None:
+    """A stage has ended. The first one notices it; where it does not, it is said in its place."""
+    time.sleep(NOTICED_S)
+    told.put(
+        RunFailed(
+            f"{first.name} hangs, which has the first layers and the endpoint",
+            seen=f"the stage on {host.name} has ended, and {first.name} does not notice it for {NOTICED_S:.0f} s",
+            fix="look at that host (stopped, stuck, swapping?), then start it again: gangline serve",
+        )
+    )
 
-    def __init__(self, place: ModelPlace, key: str, ports: tuple[int, int] | None) -> None:
-        self.host = host = place.host
-        self._said: _Said = queue.Queue()
+
+class _Worker:
+    """A worker that serves, or a stage behind it. `said` gets its lines, and then how it ended.
+
+    On this computer it ends when `end` closes its stdin; another host's ends with the connection to it.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        transport: Transport | None,
+        words: Sequence[str],
+        first_line: bytes,
+        *,
+        said: _Said | None = None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.host, self.said, self._on_end = host, queue.Queue() if said is None else said, on_end
         self._process: subprocess.Popen[bytes] | None = None
-        words = [
-            "stage",
-            str(place.folder),
-            f"--address={host.address}",
-            *(["--ports", *map(str, ports)] if ports else []),
-        ]
-        if host.transport == "local":
-            self._process = _start(host, words, _first_line(stage_key=key))
-            threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+        if host.transport == "local" or transport is None:
+            self._process = _start(host, words, first_line)
+            work = partial(self._listen, self._process)
         else:
-            _run_there(host, place.transport, [*words, "--stay"], _first_line(stage_key=key), self._said)
+            work = partial(self._run_there, transport, [*words, "--stay"], first_line)
+        threading.Thread(target=self._follow, args=(work,), daemon=True).start()
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+    def _follow(self, work: Callable[[], CommandResult]) -> None:
+        try:
+            self.said.put(work())
+        except GanglineError as error:
+            self.said.put(error)
+        self._on_end()
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> CommandResult:
         assert process.stdout is not None
-        for line in process.stdout:
-            self._said.put(line.decode("utf-8", "replace"))
-        code = process.wait()
-        self._said.put(CommandResult(host=self.host.name, argv=(), returncode=code, stdout="", stderr=""))
+        with process.stdout as lines:
+            for line in lines:
+                self.said.put(line.decode("utf-8", "replace"))
+        return CommandResult(host=self.host.name, argv=(), returncode=process.wait(), stdout="", stderr="")
 
-    def await_port(self) -> int:
-        """The port at which it listens for the other stages. Raises the error with which it ended."""
-        while isinstance(line := self._said.get(), str):
-            record = _told(line)
-            if record.get("kind") == "listening":
-                return int(record["port"])
-        raise _end_of(self.host, line)
+    def _run_there(self, transport: Transport, words: Sequence[str], first_line: bytes) -> CommandResult:
+        argv = self.host.argv("-m", "gangline.worker", *words)
+        return transport.run(argv, stdin=first_line, env=self.host.code_env, timeout_s=SERVED_S, on_line=self.said.put)
 
     def last_words(self) -> str:
         """How it ended, where it did not end as it should; "" for one that goes on."""
         with suppress(queue.Empty):
-            while isinstance(said := self._said.get(timeout=LAST_WORDS_S), str):
+            while isinstance(said := self.said.get(timeout=LAST_WORDS_S), str):
                 pass
             if isinstance(said, GanglineError):
                 return f"{self.host.name}: {said.what}; {said.seen}"
@@ -162,24 +189,38 @@ class _Stage:
         return ""
 
     def end(self) -> None:
-        """End it, where it is on this computer; another host's ends with the connection to it."""
+        """End it, where it is on this computer."""
         if self._process is not None:
             _end(self._process)
 
 
-def _serve_here(
-    host: Host, words: Sequence[str], on_ready: Callable[[Endpoint], None], **more_secrets: str
+def _await_port(stage: _Worker) -> int:
+    """The port at which a stage listens for the others. Raises the error with which it ended."""
+    while isinstance(line := stage.said.get(), str):
+        record = _told(line)
+        if record.get("kind") == "listening":
+            return int(record["port"])
+    raise _end_of(stage.host, line)
+
+
+def _serve(
+    host: Host,
+    transport: Transport | None,
+    words: Sequence[str],
+    on_ready: Callable[[Endpoint], None],
+    *,
+    said: _Said | None = None,
+    **more_secrets: str,
 ) -> NoReturn:
     token = secrets.token_urlsafe(24)
-    process = _start(host, words, _first_line(token=token, **more_secrets))
-    assert process.stdout is not None
+    worker = _Worker(host, transport, words, _first_line(token=token, **more_secrets), said=said)
     try:
-        for line in process.stdout:
-            if (ready := _read(line.decode("utf-8", "replace"))) is not None:
-                on_ready(_endpoint(ready, token))
-        raise _ended(host, _exit_words(process.wait()))
+        port, models, plan = _await_ready(host, worker.said)
+        with forward(host, port) as near:
+            on_ready(_endpoint((near, models, plan), token))
+            _await_end(host, worker.said)
     finally:
-        _end(process)
+        worker.end()
 
 
 def _start(host: Host, words: Sequence[str], first_line: bytes) -> subprocess.Popen[bytes]:
@@ -200,7 +241,6 @@ def _start(host: Host, words: Sequence[str], first_line: bytes) -> subprocess.Po
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
-    assert process.stdout is not None
     with suppress(OSError):
         process.stdin.close()
     try:
@@ -208,36 +248,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    process.stdout.close()
-
-
-def _run_there(host: Host, transport: Transport, words: Sequence[str], first_line: bytes, said: _Said) -> None:
-    """Run a worker on another host until it, or the connection, ends; `said` gets its lines, and how it ended."""
-
-    def work() -> None:
-        argv = host.argv("-m", "gangline.worker", *words)
-        try:
-            said.put(transport.run(argv, stdin=first_line, env=host.code_env, timeout_s=SERVED_S, on_line=said.put))
-        except GanglineError as error:
-            said.put(error)
-
-    threading.Thread(target=work, daemon=True).start()
-
-
-def _serve_there(
-    host: Host,
-    transport: Transport,
-    words: Sequence[str],
-    on_ready: Callable[[Endpoint], None],
-    **more_secrets: str,
-) -> NoReturn:
-    token = secrets.token_urlsafe(24)
-    said: _Said = queue.Queue()
-    _run_there(host, transport, [*words, "--stay"], _first_line(token=token, **more_secrets), said)
-    port, models, plan = _await_ready(host, said)
-    with forward(host, port) as near:
-        on_ready(_endpoint((near, models, plan), token))
-        _await_end(host, said)
 
 
 def _await_ready(host: Host, said: _Said) -> _Ready:

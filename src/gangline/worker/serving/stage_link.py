@@ -2,7 +2,8 @@
 
 What travels is a JSON object and at most one tensor, as bytes: nothing that is received is code. torch's process groups
 are not used here: their store listens on every interface and asks for nothing, and an endpoint stays for weeks.
-Nothing is encrypted, as between the ranks of a run.
+Nothing is encrypted, as between the ranks of a run. While nothing else is said, beats are: a process that hangs leaves
+its connections open.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _TYPES |= {"float16": torch.float16}
 _ALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 """A host that is off is known to have gone after 25 s without an answer."""
 _UNANSWERED_MS = 25_000
+BEAT_S = 3.0
+SILENT_S = 40.0
+"""Who waits for a beat so long counts the other end as hanging; a host that is off has been found before."""
+_BEAT = "beat"
 
 Message = tuple[dict[str, Any], "torch.Tensor | None"]
 
@@ -46,12 +51,19 @@ class LinkLost(Exception):
     """The other end has gone, or says what no stage says."""
 
 
+class LinkSilent(LinkLost):
+    """The connection is there, and nothing is heard: the other end hangs."""
+
+
 class StageLink:
-    """One connection. Any thread may send, one at a time; one thread receives."""
+    """One connection. Any thread may send; one thread receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._sending, self._closed = threading.Lock(), threading.Event()
         connection.settimeout(None)
+        # for what is received alone: a large tensor may take its time on a slow way
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(SILENT_S), 0))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _ALIVE:
@@ -67,20 +79,36 @@ class StageLink:
             payload = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
         text = json.dumps(said).encode()
         try:
-            self._connection.sendall(_HEAD.pack(len(text), len(payload)) + text)
-            if payload:
-                self._connection.sendall(payload)
+            with self._sending:
+                self._connection.sendall(_HEAD.pack(len(text), len(payload)) + text)
+                if payload:
+                    self._connection.sendall(payload)
         except OSError as error:
             raise LinkLost(str(error)) from error
 
+    def beat(self, is_well: Callable[[], bool] = lambda: True) -> StageLink:
+        """Say from now on that this end is there, as long as `is_well` says so. The other end has to receive."""
+        threading.Thread(target=self._beat, args=(is_well,), daemon=True).start()
+        return self
+
+    def _beat(self, is_well: Callable[[], bool]) -> None:
+        with contextlib.suppress(LinkLost):
+            while not self._closed.wait(BEAT_S):
+                if is_well():
+                    self.send({"do": _BEAT})
+
     def receive(self) -> Message:
-        """The next message. Raises LinkLost."""
+        """The next message, beats left out. Raises LinkLost; LinkSilent where the other end does not even beat."""
         try:
-            num_text, num_tensor = _HEAD.unpack(_exactly(self._connection, _HEAD.size))
-            if num_text > _HEAD_LIMIT_BYTES or num_tensor > _TENSOR_LIMIT_BYTES:
-                raise LinkLost("a message is too long")
-            head = json.loads(_exactly(self._connection, num_text))
-            return head, self._tensor(head, num_tensor)
+            while True:
+                num_text, num_tensor = _HEAD.unpack(_exactly(self._connection, _HEAD.size))
+                if num_text > _HEAD_LIMIT_BYTES or num_tensor > _TENSOR_LIMIT_BYTES:
+                    raise LinkLost("a message is too long")
+                head = json.loads(_exactly(self._connection, num_text))
+                if head.get("do") != _BEAT:
+                    return head, self._tensor(head, num_tensor)
+        except BlockingIOError as error:
+            raise LinkSilent(f"its process says nothing for {SILENT_S:.0f} s, and its connection is there") from error
         except (LinkLost, OSError) as error:
             raise LinkLost(str(error)) from error
         except Exception as error:  # no memory for the tensor, too: who waits for the message has to hear it
@@ -98,6 +126,7 @@ class StageLink:
 
     def close(self) -> None:
         """End it, for both ends and every thread that waits."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

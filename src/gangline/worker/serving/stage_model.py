@@ -41,6 +41,8 @@ _ALONE = threading.Lock()
 ON_ONE_HOST = "serve it on one host: gangline serve RUN --on HOST"
 TRIES = 3
 """How often a layer's products are timed; the fastest counts."""
+PASS_S = 600.0
+"""A pass that takes longer hangs: it is of the next tokens of all answers, or of 256 tokens of prompts."""
 
 
 class StageModel:
@@ -107,10 +109,12 @@ def own_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def open_stage(folder: Path, *, number: int, stages: tuple[int, ...]) -> StageModel:
-    """Read the layers of one stage from a model folder. stages: layers of each. Raises ModelError, UsageError."""
+def open_stage(core: Any, folder: Path, *, number: int, stages: tuple[int, ...]) -> StageModel:
+    """Read the layers of one stage from a model folder, into its empty model. stages: layers of each.
+
+    Raises ModelError, UsageError.
+    """
     source, device = ModelJob(path=str(folder)), own_device()
-    core = _on_meta(source)
     if (folder / "generation_config.json").is_file():
         core.generation_config = GenerationConfig.from_pretrained(folder)
     stream = next(core.parameters()).dtype
@@ -130,10 +134,11 @@ def open_stage(folder: Path, *, number: int, stages: tuple[int, ...]) -> StageMo
     return StageModel(core, stage, device)
 
 
-def _on_meta(source: ModelJob) -> Any:
-    """The model without numbers. Raises ModelError."""
+def empty_model(folder: Path) -> Any:
+    """The model of a folder without numbers. Raises ModelError."""
     from accelerate import init_empty_weights
 
+    source = ModelJob(path=str(folder))
     config = load_config(source)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     with _ALONE:
@@ -143,13 +148,11 @@ def _on_meta(source: ModelJob) -> Any:
     return core
 
 
-def model_sizes(folder: Path) -> dict[str, Any]:
-    """Of a model, without reading its weights: layers, bytes of each, and of what is before and behind them.
+def model_sizes(core: Any) -> dict[str, Any]:
+    """Of an empty model: layers, bytes of each, and of what is before and behind them.
 
-    token_bytes: of keys and values of one token in one layer, as config.json says; 0 for a model that has none. Raises
-    ModelError.
+    token_bytes: of keys and values of one token in one layer, as config.json says; 0 for a model that has none.
     """
-    core = _on_meta(ModelJob(path=str(folder)))
     layers, config = layers_of(core), core.config.get_text_config()
     table, head = core.get_input_embeddings(), core.get_output_embeddings()
     queries = getattr(config, "num_attention_heads", 0)
@@ -170,9 +173,12 @@ def _num_bytes(module: nn.Module) -> int:
 
 
 @torch.inference_mode()
-def layer_seconds(folder: Path, *, num_rows: int) -> float:
-    """How long the products of one layer take here for a token of each answer: random weights of its shapes."""
-    layer = layers_of(_on_meta(ModelJob(path=str(folder))))[0]
+def layer_seconds(core: Any, *, num_rows: int) -> float:
+    """How long the products of one layer take here for a token of each answer: random weights of its shapes.
+
+    core: the empty model.
+    """
+    layer = layers_of(core)[0]
     device, total = own_device(), 0.0
     for weight in layer.parameters():
         if weight.ndim != 2:
@@ -194,6 +200,12 @@ class StagePasses(BatchedPasses):
     def __init__(self, stage: StageModel, *, num_rows: int, context: int, shapes: LayerShapes) -> None:
         super().__init__(stage, num_rows=num_rows, context=context, shapes=shapes)
         self._stage_model = stage
+        self._begun: float | None = None
+
+    def is_well(self) -> bool:
+        """Whether no pass takes longer than `PASS_S`. May be asked by any thread."""
+        begun = self._begun
+        return begun is None or time.monotonic() - begun < PASS_S
 
     def pass_tokens(self, slots: list[int], fresh: list[list[int]]) -> torch.Tensor:
         """The first stage: hidden states of the next tokens of each slot, (rows, tokens, width)."""
@@ -210,10 +222,14 @@ class StagePasses(BatchedPasses):
         return laid.last_logits(made, is_kept=True) if self._stage_model.is_last else made
 
     def _made(self, given: torch.Tensor, laid: PassLayout) -> torch.Tensor:
-        with torch.inference_mode():
-            kept = torch.tensor(laid.kept, device=given.device) if self._stage_model.is_last else None
-            made: torch.Tensor = self._stage_model(input_ids=given, logits_to_keep=kept, **laid.words).logits
-        return made
+        self._begun = time.monotonic()
+        try:
+            with torch.inference_mode():
+                kept = torch.tensor(laid.kept, device=given.device) if self._stage_model.is_last else None
+                made: torch.Tensor = self._stage_model(input_ids=given, logits_to_keep=kept, **laid.words).logits
+            return made
+        finally:
+            self._begun = None
 
 
 def stage_shapes(stage: StageModel) -> LayerShapes:

@@ -3,12 +3,14 @@
 The first line of stdin is a JSON object with the key of the stages. The first line of stdout says the port at which it
 waits for them. The first stage tells it what to load; then it takes what the stage before it gives, passes it through
 its layers, and hands it on. It ends with its stdin, and with any connection: without one stage there are no answers.
+Which stage it has missed it tells the first one before.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import logging
 import os
 import queue
@@ -28,6 +30,7 @@ from gangline.worker.serving.endpoint import read_secret
 from gangline.worker.serving.passes import LayerShapes
 from gangline.worker.serving.stage_link import (
     LinkLost,
+    LinkSilent,
     Message,
     StageLink,
     await_call,
@@ -38,7 +41,9 @@ from gangline.worker.serving.stage_model import (
     ON_ONE_HOST,
     StageModel,
     StagePasses,
+    empty_model,
     layer_seconds,
+    model_sizes,
     open_stage,
     own_device,
     stage_shapes,
@@ -50,6 +55,8 @@ log = logging.getLogger(__name__)
 
 ACCEPT_S = 120.0
 """For the call of the stage before."""
+TOLD_S = 60.0
+"""For the first stage to end all, once it was told which one is missed."""
 
 
 def stage_main(argv: list[str]) -> int:
@@ -97,19 +104,27 @@ class PreparedStage:
         self.number = 0
         """In the chain; 0: the first."""
 
+    @functools.cached_property
+    def _empty(self) -> Any:
+        return empty_model(self._folder)
+
+    def sizes(self) -> dict[str, Any]:
+        """Of the whole model: see `model_sizes`. Raises ModelError."""
+        return model_sizes(self._empty)
+
     def facts(self, *, num_rows: int) -> dict[str, Any]:
         """Free memory, and the time of a layer's products."""
         device = own_device()
         return {
             "device": str(device),
             "free_bytes": free_bytes(device),
-            "layer_s": layer_seconds(self._folder, num_rows=num_rows),
+            "layer_s": layer_seconds(self._empty, num_rows=num_rows),
         }
 
     def load(self, *, number: int, stages: list[int], num_rows: int, context: int | None) -> Any:
         """Read the layers, and plan their cache. Raises GanglineError."""
         self.number = number
-        self._stage = open_stage(self._folder, number=number, stages=tuple(stages))
+        self._stage = open_stage(self._empty, self._folder, number=number, stages=tuple(stages))
         self._shapes = stage_shapes(self._stage)
         plan = plan_cache(
             self._stage,
@@ -127,6 +142,11 @@ class PreparedStage:
         token_bytes = sum(each.token_bytes for each in self._shapes.values())
         return {"cache_bytes": token_bytes * (context + 1) * num_rows}
 
+    def is_well(self) -> bool:
+        """Whether no pass of it hangs."""
+        passes: StagePasses | None = getattr(self, "passes", None)
+        return passes is None or passes.is_well()
+
     @property
     def model(self) -> StageModel:
         """What was loaded."""
@@ -140,10 +160,11 @@ class _StageWorker:
         self._control: StageLink
         self._previous: StageLink | None = None
         self._next: StageLink | None = None
+        self._ended = threading.Event()
 
     def obey(self) -> None:
         """Do what the first stage says until it says that answers begin. Raises LinkLost."""
-        self._control = await_call(self._listener, self._key, until=lambda: False)
+        self._control = await_call(self._listener, self._key, until=lambda: False).beat(self._prepared.is_well)
         while True:
             head, _ = self._control.receive()
             if (do := head.pop("do")) == "begin":
@@ -163,7 +184,8 @@ class _StageWorker:
 
     def _do(self, do: str, words: dict[str, Any]) -> dict[str, Any] | None:
         if do == "link":
-            self._next = call_stage(words["host"], words["address"], words["port"], self._key)
+            link = call_stage(words["host"], words["address"], words["port"], self._key)
+            self._next = link.beat(self._prepared.is_well)
         elif do == "accept":
             deadline = time.monotonic() + ACCEPT_S
             self._previous = await_call(self._listener, self._key, until=lambda: time.monotonic() > deadline)
@@ -176,13 +198,21 @@ class _StageWorker:
 
     def serve(self) -> None:
         """Take what comes, and hand it on. Raises LinkLost."""
-        coming: queue.Queue[Message | None] = queue.Queue()  # no limit: an end is heard while a pass is worked on
+        coming: queue.Queue[Message | LinkLost] = queue.Queue()  # no limit: an end is heard while a pass is worked on
         previous = self._previous or self._control
-        threading.Thread(target=_read, args=(previous, coming), daemon=True).start()
+        threading.Thread(target=self._read, args=(previous, coming), daemon=True).start()
         if previous is not self._control:  # nothing comes there any more but its end
             threading.Thread(target=self._watch, daemon=True).start()
-        while (message := coming.get()) is not None:
+        while not isinstance(message := coming.get(), LinkLost):
             self._handle(*message)
+        self._tell_lost(self._prepared.number - 1, message)
+
+    def _tell_lost(self, number: int, error: LinkLost) -> None:
+        """Tell the first stage which other one is missed, and wait for its end. Raises LinkLost."""
+        if number == 0:
+            raise error
+        self._control.send({"lost": number, "silent": isinstance(error, LinkSilent), "seen": str(error)})
+        self._ended.wait(TOLD_S)
 
     def _handle(self, head: dict[str, Any], given: torch.Tensor | None) -> None:
         passes, following = self._prepared.passes, self._next or self._control
@@ -198,11 +228,25 @@ class _StageWorker:
                 log.exception("answers failed")
                 head |= {"error": error_summary(error), "stage": self._prepared.number}
         if self._next is not None or do == "pass":
-            following.send(head, made)
+            try:
+                following.send(head, made)
+            except LinkLost as error:
+                self._tell_lost(0 if following is self._control else self._prepared.number + 1, error)
+                raise
+
+    def _read(self, link: StageLink, coming: queue.Queue[Message | LinkLost]) -> None:
+        try:
+            while True:
+                coming.put(link.receive())
+        except LinkLost as error:
+            if link is self._control:
+                self._ended.set()
+            coming.put(error)
 
     def _watch(self) -> None:
         with contextlib.suppress(LinkLost):
             self._control.receive()
+        self._ended.set()
         self.close()
 
     def close(self) -> None:
@@ -211,11 +255,3 @@ class _StageWorker:
         for link in (getattr(self, "_control", None), self._previous, self._next):
             if link is not None:
                 link.close()
-
-
-def _read(link: StageLink, coming: queue.Queue[Message | None]) -> None:
-    try:
-        while True:
-            coming.put(link.receive())
-    except LinkLost:
-        coming.put(None)

@@ -27,8 +27,8 @@ from gangline.worker.serving.cache_plan import PART, SHORTEST, UNKNOWN_CONTEXT, 
 from gangline.worker.serving.engine import Engine, Served
 from gangline.worker.serving.own_loop import Answer, OwnLoop, Voice
 from gangline.worker.serving.passes import CHUNK_TOKENS
-from gangline.worker.serving.stage_link import LinkLost, Message, StageLink, call_stage
-from gangline.worker.serving.stage_model import ON_ONE_HOST, StagePasses, model_sizes
+from gangline.worker.serving.stage_link import LinkLost, LinkSilent, Message, StageLink, call_stage
+from gangline.worker.serving.stage_model import ON_ONE_HOST, StagePasses
 from gangline.worker.serving.stage_worker import PreparedStage
 from gangline.worker.tokenizer import load_tokenizer
 
@@ -80,8 +80,8 @@ class _Crew:
     def open(self) -> Engine:
         served = self._served
         for stage in served.stages:
-            self._links.append(call_stage(stage.host, stage.address, stage.port, served.key))
-        sizes, rows = model_sizes(self._folder), served.num_parallel
+            self._links.append(call_stage(stage.host, stage.address, stage.port, served.key).beat(self._own.is_well))
+        sizes, rows = self._own.sizes(), served.num_parallel
         facts = self._all("facts", num_rows=rows)
         stages = divide(sizes, facts, names=self.names, num_rows=rows, context=served.context)
         words = {"stages": stages, "num_rows": rows, "context": served.context}
@@ -155,14 +155,14 @@ def _send(link: StageLink, head: dict[str, Any], *, name: str) -> None:
     try:
         link.send(head)
     except LinkLost as error:
-        raise _gone(name, str(error)) from None
+        raise _missed(name, error) from None
 
 
 def _reply(link: StageLink, name: str) -> dict[str, Any]:
     try:
         head, _ = link.receive()
     except LinkLost as error:
-        raise _gone(name, str(error)) from None
+        raise _missed(name, error) from None
     if "error" in head:
         raise _at(name, GanglineError.from_json(head["error"]))
     return head
@@ -172,11 +172,14 @@ def _at(name: str, error: GanglineError) -> GanglineError:
     return type(error)(f"{name}: {error.what}", seen=error.seen, fix=error.fix)
 
 
-def _gone(name: str, seen: str) -> RunFailed:
+def _missed(name: str, error: LinkLost) -> RunFailed:
+    how, why = (
+        ("hangs", "stopped, stuck, swapping") if isinstance(error, LinkSilent) else ("has gone", "off, out of memory")
+    )
     return RunFailed(
-        f"{name} has gone, and with it its layers of the model",
-        seen=seen or "its connection has ended",
-        fix="look at that host (off, out of memory?), then start it again: gangline serve",
+        f"{name} {how}, and with it its layers of the model",
+        seen=str(error) or "its connection has ended",
+        fix=f"look at that host ({why}?), then start it again: gangline serve",
     )
 
 
@@ -284,22 +287,26 @@ class StageChain:
         try:
             link.send(head, tensor)
         except LinkLost as error:
-            self._break(_gone(name, str(error)))
+            self._break(_missed(name, error))
         if self.broken is not None:
             raise self.broken
 
     def _reply(self) -> Message:
         message = None if self.broken else self._results.get()
         if message is None:
-            raise self.broken or _gone("a stage", "")
+            raise self.broken or _missed("a stage", LinkLost())
         return message
 
     def _read(self, name: str, link: StageLink) -> None:
         try:
-            while True:
-                self._results.put(link.receive())
+            while "lost" not in (message := link.receive())[0]:
+                self._results.put(message)
         except LinkLost as error:
-            self._break(_gone(name, str(error)))
+            self._break(_missed(name, error))
+        else:  # a neighbour of it, on which it waits
+            head = message[0]
+            kind = LinkSilent if head["silent"] else LinkLost
+            self._break(_missed(self._links[head["lost"] - 1][0], kind(f"seen by {name}: {head['seen']}")))
 
     def _break(self, error: GanglineError) -> None:
         if self.broken is None and not self._closing:
