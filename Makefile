@@ -19,7 +19,8 @@ LAUNCHERS := $(addprefix tests/process/launch/test_,started_by_others.py other_l
 RAY := tests/process/launch/test_ray_contract.py tests/lab/test_ray.py
 METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py architecture.py compiled.py nf4.py optimizers.py \
 	recipes.py spikes.py)
-USE := $(addprefix tests/train/test_,evaluate.py export.py generate.py gguf.py merge.py notebook.py publish.py recorded_export.py serving.py stages.py)
+USE := $(addprefix tests/train/test_,evaluate.py export.py generate.py gguf.py merge.py notebook.py publish.py recorded_export.py serving.py stages.py) \
+	tests/lab/test_serve_hosts.py
 MEASURE := $(addprefix tests/train/test_,bench_collective.py benchmark.py calibrate.py closed_form.py scaling.py \
 	prometheus_scrape.py stragglers.py trace.py) tests/lab/test_bench.py tests/process/test_gpu_kit.py
 KERNELS := tests/train/test_kernels.py

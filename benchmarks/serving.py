@@ -5,6 +5,12 @@
 A model of random weights is made, and served by the worker as `gangline serve` starts it. Rounds alternate: one chat,
 then `--chats` of them at the same time, over HTTP, whole answers. With `--stages 3` the layers lie in three processes
 of this computer, as `gangline serve --on A --on B --on C` has them on three hosts.
+
+    python -m benchmarks.serving --at URL KEY --beside URL KEY --out benchmarks/lines/serving.jsonl
+
+measures endpoints that are there: rounds alternate between one chat at the first, one at the second, and `--chats` at
+the first; then `--burst` requests come to the first one at once.
+
 With `--memory-mb` each process has a control group with so much memory; where the model is not served in it, the line
 says how that ended.
 """
@@ -22,12 +28,26 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 TOKEN = "only-for-this-benchmark"
 CONTEXT = 2048
+
+
+@dataclass(frozen=True)
+class Place:
+    """An endpoint of 127.0.0.1 whose model is called m."""
+
+    port: int
+    key: str
+
+    @staticmethod
+    def of(url: str, key: str) -> Place:
+        """As `gangline serve` prints it."""
+        return Place(int(url.removesuffix("/v1").rpartition(":")[2]), key)
 
 
 def main() -> int:
@@ -40,20 +60,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stages", type=int, default=1, help="processes among which the layers are divided")
     parser.add_argument("--memory-mb", type=int, help="of each process; as root")
+    parser.add_argument("--at", nargs=2, metavar=("URL", "KEY"), help="an endpoint that is there, in place of a model")
+    parser.add_argument("--beside", nargs=2, metavar=("URL", "KEY"), help="with --at: another one, for comparison")
+    parser.add_argument("--burst", type=int, default=0, help="with --at: so many requests at once")
     parser.add_argument("--out", type=Path, required=True)
     words = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        num_weights = _write_model(words, Path(folder))
-        with _served(Path(folder), words) as said:
-            measured = _measured(said["port"], words) if "port" in said else {"ended": said}
-    row = {
-        "weights": num_weights,
-        "stages": words.stages,
-        "memory_mb": words.memory_mb,
+    row = _there(words) if words.at else _made(words)
+    row |= {
         "chats": words.chats,
         "tokens": words.tokens,
-        **measured,
-        "plan": said.get("plan"),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "load": os.getloadavg()[0],
         "time": time.time(),
@@ -64,10 +79,51 @@ def main() -> int:
     return 0
 
 
-def _measured(port: int, words: argparse.Namespace) -> dict[str, Any]:
-    _chats(port, words.chats, words.tokens)  # warms up
-    firsts = [_first_token_s(port) for _ in range(words.rounds)]
-    pairs = [(_chats(port, 1, words.tokens), _chats(port, words.chats, words.tokens)) for _ in range(words.rounds)]
+def _there(words: argparse.Namespace) -> dict[str, Any]:
+    """Endpoints that somebody serves."""
+    at = Place.of(*words.at)
+    beside = Place.of(*words.beside) if words.beside else None
+    _chats(at, words.chats, words.tokens)  # warms up
+    firsts, rounds = [], []
+    for _ in range(words.rounds):
+        firsts.append(_first_token_s(at))
+        one = _chats(at, 1, words.tokens)
+        rounds.append((one, _chats(beside, 1, words.tokens) if beside else one, _chats(at, words.chats, words.tokens)))
+    found = {
+        "first_token_s": statistics.median(firsts),
+        "one": statistics.median(one for one, _, _ in rounds),
+        "beside": statistics.median(other for _, other, _ in rounds) if beside else None,
+        "several": statistics.median(several for _, _, several in rounds),
+        "to_beside": statistics.median(one / other for one, other, _ in rounds) if beside else None,
+        "ratio": statistics.median(several / one for one, _, several in rounds),
+        "rounds": [[round(each, 3) for each in times] for times in rounds],
+    }
+    if words.burst:
+        begun = time.perf_counter()
+        found |= {"burst": words.burst, "burst_tokens_per_s": _chats(at, words.burst, 4)}
+        found["burst_s"] = time.perf_counter() - begun
+    return found
+
+
+def _made(words: argparse.Namespace) -> dict[str, Any]:
+    """A model that is made and served here."""
+    with tempfile.TemporaryDirectory() as folder:
+        num_weights = _write_model(words, Path(folder))
+        with _served(Path(folder), words) as said:
+            measured = _measured(Place(said["port"], TOKEN), words) if "port" in said else {"ended": said}
+    return {
+        "weights": num_weights,
+        "stages": words.stages,
+        "memory_mb": words.memory_mb,
+        **measured,
+        "plan": said.get("plan"),
+    }
+
+
+def _measured(at: Place, words: argparse.Namespace) -> dict[str, Any]:
+    _chats(at, words.chats, words.tokens)  # warms up
+    firsts = [_first_token_s(at) for _ in range(words.rounds)]
+    pairs = [(_chats(at, 1, words.tokens), _chats(at, words.chats, words.tokens)) for _ in range(words.rounds)]
     return {
         "first_token_s": statistics.median(firsts),
         "one": statistics.median(one for one, _ in pairs),
@@ -148,18 +204,18 @@ def _worker(limited: list[str], *words: str) -> Iterator[dict[str, Any]]:
         process.stdout.close()
 
 
-def _post(port: int, prompt: str, num_tokens: int, *, stream: bool = False) -> HTTPConnection:
-    connection = HTTPConnection("127.0.0.1", port, timeout=600)
+def _post(at: Place, prompt: str, num_tokens: int, *, stream: bool = False) -> HTTPConnection:
+    connection = HTTPConnection("127.0.0.1", at.port, timeout=600)
     asked = {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "stream": stream}
-    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    headers = {"Authorization": f"Bearer {at.key}", "Content-Type": "application/json"}
     connection.request("POST", "/v1/completions", json.dumps(asked), headers)
     return connection
 
 
-def _first_token_s(port: int) -> float:
+def _first_token_s(at: Place) -> float:
     """From the request to the first text of a stream."""
     begun = time.perf_counter()
-    connection = _post(port, "the first word about tea", 4, stream=True)
+    connection = _post(at, "the first word about tea", 4, stream=True)
     with connection.getresponse() as answer:
         answer.readline()
         taken = time.perf_counter() - begun
@@ -168,12 +224,12 @@ def _first_token_s(port: int) -> float:
     return taken
 
 
-def _chats(port: int, number: int, num_tokens: int) -> float:
+def _chats(at: Place, number: int, num_tokens: int) -> float:
     """Tokens per second of that many answers at the same time."""
     counts: list[int] = []
 
     def ask(index: int) -> None:
-        connection = _post(port, f"question {index} about tea", num_tokens)
+        connection = _post(at, f"question {index} about tea", num_tokens)
         counts.append(json.loads(connection.getresponse().read())["usage"]["completion_tokens"])
         connection.close()
 

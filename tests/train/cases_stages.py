@@ -3,15 +3,25 @@
 import contextlib
 import socket
 import threading
+import time
 from pathlib import Path
 
 import torch
 
 from gangline.errors import GanglineError
 from gangline.worker.generate import open_folder
+from gangline.worker.serving import stage_link, stage_model
 from gangline.worker.serving.engine import Question, Served, open_engine
-from gangline.worker.serving.stage_link import LinkLost, StageLink, await_call, call_stage, listen_for_stages
+from gangline.worker.serving.stage_link import (
+    LinkLost,
+    LinkSilent,
+    StageLink,
+    await_call,
+    call_stage,
+    listen_for_stages,
+)
 from gangline.worker.serving.stage_model import StagePasses
+from gangline.worker.serving.stage_worker import _StageWorker
 from gangline.worker.serving.staged_engine import divide
 from tests.train.cases_serving import KEY, STAGES, Heard, model_of_kind, with_stages
 from tests.train.tiny import write_model, write_tokenizer
@@ -89,6 +99,42 @@ def stages_with_errors(folder):
     last = [_ask(staged, "tea").wait() for _ in range(2)]
     staged.close()
     return [type(last[0].error).__name__, last[0].error.what, last[1].finish]
+
+
+def stage_that_hangs(folder):
+    """The error of an answer whose pass does not end in the last of three stages, and why the engine is broken."""
+    stage_link.BEAT_S, stage_link.SILENT_S, stage_model.PASS_S = 0.1, 4.0, 1.0
+    staged = open_engine("stages", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=2), 2))
+    release, made = threading.Event(), StagePasses._made
+
+    def slow(self, given, laid):
+        self._begun = time.monotonic()
+        if self._stage_model.is_last:
+            release.wait(60)
+        return made(self, given, laid)
+
+    StagePasses._made = slow
+    error = _ask(staged, "tea").wait().error
+    release.set()
+    staged.close()
+    return {"what": error.what, "broken": staged.broken.what}
+
+
+def stage_missed_by_another(folder):
+    """The error of an answer where the last stage says that the one before it says nothing."""
+    staged = open_engine("stages", with_stages(Served(name="m", folder=Path(make_deep(folder)), num_parallel=2), 2))
+    told, made = [True], _StageWorker._handle
+
+    def missing(self, head, given):
+        if head["do"] == "pass" and self._prepared.number == 2 and told:
+            told.clear()
+            self._tell_lost(1, LinkSilent("nothing is heard"))
+        made(self, head, given)
+
+    _StageWorker._handle = missing
+    error = _ask(staged, "tea").wait().error
+    staged.close()
+    return f"{error.what}; {error.seen}"
 
 
 def met(address):

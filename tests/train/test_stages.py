@@ -141,7 +141,7 @@ def test_a_stage_that_is_killed_within_an_answer_ends_it_with_the_reason_and_lea
             os.kill(crew.stages[1].pid, signal.SIGSTOP)  # so that the answer is not over before it is killed
             time.sleep(0.1)
             crew.stages[1].kill()
-            with pytest.raises(openai.APIError, match=r"h\d has gone"):
+            with pytest.raises(openai.APIError, match=r"h2 has gone"):
                 list(stream)
         first, middle, last = crew.ends()
         assert (first, middle, last) == (crew.first.returncode, 0, -signal.SIGKILL)
@@ -150,6 +150,16 @@ def test_a_stage_that_is_killed_within_an_answer_ends_it_with_the_reason_and_lea
         assert (told["kind"], "has gone, and with it its layers" in told["what"]) == ("error", True)
     finally:
         crew.close()
+
+
+def test_a_stage_whose_pass_does_not_end_hangs_and_is_named(pool, tmp_path):
+    seen = pool(1).run(cases_stages.stage_that_hangs, folder=str(tmp_path))[0]
+    assert seen["what"] == "h1 hangs, and with it its layers of the model"
+    assert seen["broken"] == seen["what"]
+
+
+def test_a_stage_that_another_one_misses_is_named_and_not_the_one_that_says_so(pool, tmp_path):
+    assert pool(1).run(cases_stages.stage_missed_by_another, folder=str(tmp_path))[0].startswith("h0 hangs")
 
 
 @pytest.mark.parametrize("kind", ["window", "some windows", "mixture", "long rope", "states", "learned positions"])
@@ -214,6 +224,7 @@ def served_run(tmp_path):
     yield gangline
     for name in ("serve-both", "serve-one"):
         gangline("stop", name)
+    assert list(home.parent.rglob("served")) == []  # models that were brought are gone with their endpoints
 
 
 def first_words(begun):
@@ -236,7 +247,7 @@ def stage_workers():
 
 def test_a_run_is_served_over_its_hosts_or_on_one_of_them_with_the_same_answers(served_run):
     asked = ("--parallel", "2", "--detach")
-    together = served_run("serve", served_run.run, "--on", "all", "--name", "both", *asked)
+    together = served_run("serve", served_run.run, "--on", "pc1", "--on", "all", "--name", "both", *asked)
     said = first_words(together)
     assert "stage    pc1: layers 0 to 0" in together.stderr
     assert "stage    pc2: layers 1 to 1" in together.stderr

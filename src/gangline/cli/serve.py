@@ -50,6 +50,7 @@ def command(  # noqa: PLR0913  (options of a command line)
     of them. With --detach it is listed by `gangline ps` as serve-NAME.
     """
     console, home = Terminal(), default_home()
+    _refuse_gguf(Path(target))
     is_folder = is_model_folder(Path(target))
     if is_folder and on:
         raise UsageError(
@@ -83,6 +84,18 @@ def command(  # noqa: PLR0913  (options of a command line)
     state = read_endpoint(layout)
     _print_access(str(state.url if state else None), key)
     console.report(f"gangline logs {layout.endpoint_id}; gangline stop {layout.endpoint_id}; its key: {layout.key}")
+
+
+def _refuse_gguf(path: Path) -> None:
+    """llama.cpp reads these files; no engine here does."""
+    if is_model_folder(path) or not (path.is_file() if path.suffix == ".gguf" else any(path.glob("*.gguf"))):
+        return
+    raise UsageError(
+        f"{path}: GGUF files are not served here",
+        seen="expected a run, or a folder with config.json and safetensors files",
+        fix="serve the run or the folder that it was made from; or take llama.cpp's own server: "
+        "llama-server -m FILE --host 127.0.0.1 --api-key KEY",
+    )
 
 
 def _print_access(url: str, key: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gangline.cli.serve import command
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.cluster import Host
 from gangline.serve import served_model
@@ -105,7 +106,7 @@ def test_an_error_of_the_worker_is_told_as_it_was_there(serve: Any) -> None:
 
 
 STAGED = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 secrets = json.loads(sys.stdin.readline())
 verb, words = sys.argv[3], sys.argv[4:]
@@ -117,6 +118,8 @@ if verb == "stage":
         sys.exit("Killed by the system")
     sys.exit(0)
 print(json.dumps(%s), flush=True)
+if Path("hanging").exists():
+    time.sleep(50)
 print(json.dumps(%s), flush=True)
 sys.exit(5)
 """
@@ -125,19 +128,34 @@ PLACED |= {"weight_bytes": 1 << 20, "cache_bytes": 1 << 21}
 GONE = {"kind": "error", "error_kind": "RunFailed", "what": "gpu03 has gone", "seen": "", "fix": "look at it"}
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_stages_learn_each_other_and_the_end_of_one_is_told(serve: Any, tmp_path: Path, killed: bool) -> None:
-    if killed:
-        (tmp_path / "killed").touch()
+@pytest.fixture
+def places(tmp_path: Path) -> Any:
+    """Two hosts with a model; the first one's worker says that it serves, and then that the other one has gone."""
     said = {**SERVING, "plan": {**PLAN, "alone_for": "", "stages": [PLACED]}}
     (tmp_path / "worker.py").write_text(STAGED % (repr(said), repr(GONE)))
     hosts = [
         Host(name=name, workdir="/w", transport="ssh", python="python3", address=f"10.0.0.{number}")
         for number, name in enumerate(("gpu02", "gpu03"), 2)
     ]
-    places: Any = [
-        SimpleNamespace(host=host, transport=Away(tmp_path), folder=PurePath(f"/w/{host.name}")) for host in hosts
-    ]
+    return [SimpleNamespace(host=host, transport=Away(tmp_path), folder=PurePath(f"/w/{host.name}")) for host in hosts]
+
+
+def test_a_first_stage_that_does_not_notice_the_end_of_another_one_hangs(
+    serve: Any, places: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hanging").touch()
+    monkeypatch.setattr(served_model, "NOTICED_S", 1.0)
+    with pytest.raises(RunFailed, match=r"gpu02 hangs, which has the first layers and the endpoint") as caught:
+        serve_stages(places, ["--name=run"], ports=None, on_ready=serve.ready.append)
+    assert "the stage on gpu03 has ended" in caught.value.seen
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_stages_learn_each_other_and_the_end_of_one_is_told(
+    serve: Any, places: Any, tmp_path: Path, killed: bool
+) -> None:
+    if killed:
+        (tmp_path / "killed").touch()
     with pytest.raises(RunFailed, match=r"gpu03 has gone") as caught:
         serve_stages(places, ["--name=run"], ports=(4800, 4900), on_ready=serve.ready.append)
     assert caught.value.seen == ("gpu03: Killed by the system" if killed else "")
@@ -151,3 +169,15 @@ def test_stages_learn_each_other_and_the_end_of_one_is_told(serve: Any, tmp_path
     assert not behind["in words"]
     [endpoint] = serve.ready
     assert "stage    gpu02: layers 0 to 3, 1 MiB of weights, 2 MiB of cache on cpu" in endpoint.told()
+
+
+@pytest.mark.parametrize("target", ["gguf/model-f16.gguf", "gguf"])
+def test_gguf_files_are_refused_with_what_serves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf/model-f16.gguf").touch()
+    with pytest.raises(UsageError, match=r"GGUF files are not served here") as caught:
+        command(target)
+    assert "llama-server" in str(caught.value.fix)
