@@ -3,8 +3,8 @@
     python -m benchmarks.prepare_sequences --out prepare_sequences.jsonl --cases 200     # as root, for the lab
 
 Each is 4 to 8 random acts (`tests/lab/prepare_sequences.py`) on lab hosts of its own, each with its own /etc and a real
-sshd: one host, or every second time two. After each act a new login has to work, no line or right of others may be lost,
-and the journal has to be true; at the end all is taken back and compared. Some go on side by side: most of the time they
+sshd: one host, or every second time two. After each act a new login has to work, no line or right of others may be
+lost, and the journal has to be true; at the end all is taken back and compared. Some go on side by side: mostly they
 wait.
 
 One JSON line per sequence; a file that has lines already is continued. Exit code 1 if anything is wrong.

@@ -1,11 +1,11 @@
-"""`gangline prepare clock sleep` on a machine with a real systemd; the time service and the laptop are stand-ins."""
+"""`gangline prepare clock sleep` with a real systemd and a real chronyd, which may not set the clock; the laptop is a stand-in."""
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.bare.clocks import await_refused_step, clock_against_monotonic
 from tests.lab.bare import LEFT_BY_PREPARE, BareKind, differences
 from tests.lab.typist import Typist
 from tests.lab.user import NewUser
@@ -13,13 +13,6 @@ from tests.lab.user import NewUser
 GANGLINE = (sys.executable, "-m", "gangline.cli.main")
 SUPPLIES = "/sys/class/power_supply"
 TARGETS = ("sleep.target", "suspend.target", "hibernate.target", "hybrid-sleep.target")
-SERVICE = """[Unit]
-Description=Stands for a time service; it never sets a clock
-[Service]
-ExecStart=/bin/sleep infinity
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def answered(lab, *words):
@@ -35,20 +28,15 @@ def says(host, *argv):
     return host.run(argv).stdout.strip()
 
 
-def clock_against_monotonic():
-    return time.time() - time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
-
-
 @pytest.mark.timeout(400)
 def test_a_time_service_runs_and_a_laptop_stays_awake_until_both_are_undone(bare):
     if not Path(SUPPLIES).exists():
         pytest.skip(f"this machine has no {SUPPLIES} in whose place a laptop's can be put")
-    lab = bare({"pc1": BareKind()})
+    lab = bare({"pc1": BareKind(clock=True)})
     pc1, clock = lab["pc1"], clock_against_monotonic()
-    pc1.write("/etc/systemd/system/chrony.service", SERVICE)
+    lab.tell_time(1000.0)
     pc1.check(["mount", "-t", "tmpfs", "supplies", SUPPLIES])
     pc1.check(["mkdir", f"{SUPPLIES}/BAT0"])
-    pc1.check(["systemctl", "daemon-reload"])
     lab.let_in_by_key()
     NewUser(lab.user).types("init", "pc1", "--yes")
     before = pc1.snapshot()
@@ -58,6 +46,7 @@ def test_a_time_service_runs_and_a_laptop_stays_awake_until_both_are_undone(bare
         "enabled",
         "active",
     )
+    await_refused_step(pc1)
     assert {says(pc1, "systemctl", "is-enabled", target) for target in TARGETS} == {"masked"}
     assert pc1.run(["systemctl", "start", "suspend.target"]).returncode != 0
     pc1.reboot()

@@ -2,11 +2,14 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.lab.bare import LEFT_BY_PREPARE, BareKind, differences
+from tests.bare.clocks import CLOCKED, await_refused_step, clock_against_monotonic
+from tests.bare.test_bare_lab import LISTEN, reaches
+from tests.lab.bare import LEFT_BY_PREPARE, differences
 from tests.lab.hosts import lab_folders
 from tests.lab.typist import Typist
 from tests.lab.user import NewUser, make_model
@@ -42,6 +45,24 @@ def answered(lab, *words, asked="for sudo"):
         return screen.text
 
 
+def out_of_the_shop(lab):
+    """Logins by password alone, one wrong name for all, 127.0.1.1, a firewall that lets in nothing but ssh, no key, and a time
+    service whose step of the clock is refused."""
+    assert not lab.user.exists(".ssh/id_ed25519")
+    for host in lab.hosts:
+        assert (lab.can_log_in(host), lab.can_log_in(host, key=True)) == (True, False)
+        assert not lab.can_log_in(host, login="root")
+        assert not host.exists(f"/home/{host.login}/.ssh")
+        assert host.check(["hostname"]) == "ubuntu\n"
+        assert "127.0.1.1\tubuntu" in host.read("/etc/hosts").decode()
+        with host.popen(["python3", "-c", LISTEN], stdout=-1) as server:
+            assert server.stdout.readline() == b"listens\n"
+            assert [reaches(lab.user, host.address, port) for port in (22, 29500)] == [True, False]
+            assert reaches(host, host.address, 29500)
+            server.kill()
+        await_refused_step(host)
+
+
 def as_before(lab, before, *, ignore=LEFT_BY_PREPARE):
     """Whether all machines are as they were, to the last byte, attribute and firewall rule."""
     for host in lab.hosts:
@@ -66,8 +87,11 @@ def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
     assert access == ["prepare", "access", *(f"alice@{name}" for name in FIREWALLS)]
     assert [prepare, check, train[:1]] == [["prepare"], ["check"], ["train"]]
     folders = lab_folders()
-    kinds = {name: BareKind(firewall=wall, binds=folders, disk="6g") for name, wall in FIREWALLS.items()}
+    kinds = {name: replace(CLOCKED, firewall=wall, binds=folders, disk="6g") for name, wall in FIREWALLS.items()}
+    clock = clock_against_monotonic()
     lab = bare(kinds, ttl_s=2400)
+    lab.tell_time(1000.0)
+    out_of_the_shop(lab)
     user = NewUser(lab.user)
     user.desk.write(".ssh/config", "".join(SSH_CONFIG.format(name=host.name, host=host) for host in lab.hosts), 0o600)
     before = {host.name: host.snapshot() for host in lab.hosts}
@@ -102,3 +126,4 @@ def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
 
     answered(lab, "prepare", "--undo", "all", "--yes")
     as_before(lab, before, ignore=f"{LEFT_BY_PREPARE}|{WORK_FOLDER}")
+    assert abs(clock_against_monotonic() - clock) < 1.0, "no clock was set"

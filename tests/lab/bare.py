@@ -14,7 +14,10 @@
 Each has a wrong name (several machines are called `ubuntu`), `127.0.1.1` in its hosts file, Debian's own sshd_config
 with PAM, and a firewall that lets ssh in and nothing else. systemd is real: units, journal, logind, hostnamed, networkd.
 
-Not there: udev, timesyncd, getty. Nobody can set the clock: the capability is dropped.
+Not there: udev, timesyncd, getty. Nobody can set the clock: the capability is dropped. A machine with
+`clock=True` has Debian's chronyd with `-x`, which measures the clock and leaves it alone; it asks the desk for the time:
+
+    lab.tell_time(1000.0)                           # 1,000 s ahead; never stepped: pc1.check(["chronyc", "tracking"])
 """
 
 import json
@@ -100,9 +103,32 @@ address1={address}/24
 [ipv6]
 method=disabled
 """
+CHRONY = {
+    "/etc/default/chrony": 'DAEMON_OPTS="-F 1 -x"\n',
+    "/etc/systemd/system/chrony.service.d/10-lab.conf": "# without the right to set the clock, too\n[Unit]\nConditionCapability=\n",
+    "/etc/chrony/sources.d/10-lab.sources": "server {desk} iburst\n",
+}
+"""Beside Debian's own chrony.conf, with `makestep 1 3`."""
+TIME_SERVER = r"""
+import socket, struct, sys, time
+AHEAD_S, SINCE_1900_S = float(sys.argv[1]), 2208988800
+def stamp():
+    seconds = time.time() + AHEAD_S + SINCE_1900_S
+    return struct.pack("!II", int(seconds), int(seconds % 1 * 2**32))
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+    server.bind(("", 123))
+    print("listens", flush=True)
+    while True:
+        asked, guest = server.recvfrom(512)
+        received = stamp()
+        head = struct.pack("!BBbbII4s", asked[0] & 0x38 | 4, 2, asked[2], -20, 0, 0, b"LAB ")
+        server.sendto(head + received + asked[40:48] + received + stamp(), guest)
+"""
+"""NTP (RFC 5905, section 7.3): mode 4, stratum 2."""
 SET_UP = r"""
 umask 022
 login=$1 name=$2 units=$3 masked=$4
+[ ! -e /etc/systemd/system/chronyd.service ] || SYSTEMD_OFFLINE=1 systemctl disable --quiet chrony.service
 rm -rf /etc/systemd/system/*.wants /etc/systemd/system/*.requires
 ln -sfn /lib/systemd/system/multi-user.target /etc/systemd/system/default.target
 for unit in $masked; do ln -sfn /dev/null "/etc/systemd/system/$unit"; done
@@ -156,6 +182,8 @@ class BareKind:
     """What gives eth0 its address."""
     services: tuple[str, ...] = ()
     """More units that are enabled ("avahi-daemon.service")."""
+    clock: bool = False
+    """chronyd is its time service, with `-x`; it runs at each boot where `services` names chrony.service."""
     hostname: str = "ubuntu"
     disk: str = "1g"
     binds: tuple[str | Path, ...] = ()
@@ -230,6 +258,8 @@ class BareHost(LabHost):
         self.check(argv, stdin=f"{LOGIN}:{PASSWORD}\n")
         if self.kind.binds:
             self.check(["chmod", "711", str(self.home)])  # below it may lie what the user runs
+        for path, text in CHRONY.items() if self.kind.clock else ():
+            self.write(path, text.format(desk=network.address(network.DESK_NUMBER)))
         self.write("/etc/ssh/sshd_config", SSHD_CONFIG)
         self.host_key = " ".join(self.read("/etc/ssh/ssh_host_ed25519_key.pub").decode().split()[:2])
         if self.kind.network == "networkd":
@@ -360,6 +390,13 @@ class BareLab(Lab):
             "LAB_PASSWORD": host.password,
         }
         return self.user.run(["ssh", *words, f"{login}@{host.address}", *argv], env=env, timeout_s=30)
+
+    def tell_time(self, ahead_s: float) -> None:
+        """Answer NTP on the desk, with a time that is so far ahead."""
+        argv = ["python3", "-c", TIME_SERVER, str(ahead_s)]
+        server = self.user.popen(argv, stdout=subprocess.PIPE)
+        if server.stdout is None or server.stdout.readline() != b"listens\n":
+            raise LabFailed("nobody tells the time on the desk")
 
     def let_in_by_key(self) -> None:
         """What `ssh-keygen` and `ssh-copy-id` do, once for each host, and names for them in the desk's ssh_config."""

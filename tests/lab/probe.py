@@ -28,7 +28,7 @@ OPTIONAL_PROGRAMS = (
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "slurmdbd", "mariadbd", "mariadb-install-db")
 BARE_PROGRAMS = (
     *("sudo", "useradd", "chpasswd", "dbus-daemon", "nft", "ufw", "firewalld"),
-    *("NetworkManager", "avahi-daemon", "avahi-browse"),
+    *("NetworkManager", "avahi-daemon", "avahi-browse", "chronyd"),
 )
 SYSTEMD = Path("/lib/systemd/systemd")
 NAMED_GROUPS = Path("/sys/fs/cgroup/systemd/cgroup.procs")

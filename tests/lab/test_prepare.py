@@ -133,6 +133,7 @@ def immutable(host):
         pytest.skip(f"this file system has no immutable files: {done.stderr}")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", [read_only, full, immutable])
 def test_a_disk_that_takes_nothing_is_told_and_nothing_is_changed(two, fault):
     pc1 = two["pc1"]
