@@ -126,7 +126,7 @@ class PrepareSequence:
         self.counts: Counter[str] = Counter()
         self._number = 0
         self._typical_s = TYPICAL_S
-        self._lines: list[tuple[str, str, str]] = []
+        self.lines: list[tuple[str, str, str]] = []
         """Of others: host, file, line."""
         self._modes: dict[tuple[str, str], str] = {}
         self._desk: subprocess.Popen
@@ -160,18 +160,18 @@ class PrepareSequence:
         for _ in range(num_acts):
             kind = self.dice.choice(KINDS)
             self._act(kind)
-            self._check(ask="killed" in kind and self.dice.random() < 0.5)
+            self.check(ask="killed" in kind and self.dice.random() < 0.5)
 
     def end(self) -> None:
         """Take back all of ours, then all of the others, and compare with the hosts of the beginning."""
-        undone = self._types("prepare", "--undo", "all", "--yes")
-        self._check(ask=True)
+        undone = self.types("prepare", "--undo", "all", "--yes")
+        self.check(ask=True)
         if undone["code"]:
             self.counts["refused"] += 1
             self._require(self._is_refusal(undone), f"the undo failed: {undone}")
         self._others_go()
         if undone["code"]:
-            self._types("prepare", "--undo", "all", "--yes", code=0)
+            self.types("prepare", "--undo", "all", "--yes", code=0)
         self._require(self._standing() == {name: [] for name in self.names}, "changes stand after the undo of all")
         for host in self.lab.hosts:
             now, old = self._snapshot(host), self._before[host.name]
@@ -185,7 +185,7 @@ class PrepareSequence:
 
     def _act(self, kind: str) -> None:
         if kind in {"other", "mode"}:
-            (self._other if kind == "other" else self._mode)(self.dice.choice(self.lab.hosts))
+            (self.other if kind == "other" else self.mode)(self.dice.choice(self.lab.hosts))
             self.counts["others"] += 1
             return
         step = self.dice.choice(self.steps)
@@ -201,7 +201,7 @@ class PrepareSequence:
         argv = ("prepare", *words, "--yes")
         if kind.startswith("killed"):
             how = self.dice.choice(("alone", "with its ssh"))
-            done = self._types(*argv, kill={"after_s": at * self._typical_s, "all": how != "alone"})
+            done = self.types(*argv, kill={"after_s": at * self._typical_s, "all": how != "alone"})
             self.counts["killed" if done["code"] < 0 else "ended before the kill"] += 1
         elif kind == "agent killed":
             self._tell(argv)
@@ -211,7 +211,7 @@ class PrepareSequence:
             self._answer()
         else:
             begun = time.monotonic()
-            done = self._types(*argv)
+            done = self.types(*argv)
             self._typical_s = time.monotonic() - begun
             self._require(done["code"] == 0 or self._is_refusal(done), f"{words}: {done}")
             self.counts["undos" if words[0] == "--undo" else "steps"] += 1
@@ -221,7 +221,7 @@ class PrepareSequence:
     def _is_refusal(done: Mapping) -> bool:
         return any(words in done["out"] + done["err"] for words in REFUSALS)
 
-    def _other(self, host) -> None:
+    def other(self, host) -> None:
         """Somebody else writes a line, before or behind what is there."""
         self._number += 1
         path, line = self.dice.choice(FILES), f"# theirs {self._number}"
@@ -230,9 +230,9 @@ class PrepareSequence:
         script = 'mkdir -p "$(dirname "$1")"; touch "$1"; new=$(mktemp)\n'
         script += '(echo "$2"; cat "$1") > "$new"; cat "$new" > "$1"; rm "$new"' if first else 'echo "$2" >> "$1"'
         host.check(["sh", "-euc", script, "other", path, line], as_root=True)
-        self._lines.append((host.name, path, line))
+        self.lines.append((host.name, path, line))
 
-    def _mode(self, host) -> None:
+    def mode(self, host) -> None:
         """Somebody else changes rights of a file."""
         path, mode = "/etc/hosts", self.dice.choice(("0644", "0640", "0600"))
         self.said.append(f"other: {host.name} chmod {mode} {path}")
@@ -241,21 +241,21 @@ class PrepareSequence:
 
     def _others_go(self) -> None:
         """They take back what they did; a file of theirs alone goes with its last line."""
-        for name, path, line in self._lines:
+        for name, path, line in self.lines:
             script = 'sed -i "/^$2\\$/d" "$1"; [ -s "$1" ] || [ "$3" = old ] || rm "$1"'
             kept = "old" if path in self._before[name] else "new"
             self.lab[name].check(["sh", "-euc", script, "other", path, line, kept], as_root=True)
         for name, path in self._modes:
             self.lab[name].check(["chmod", "0664", path], as_root=True)
-        self._lines.clear()
+        self.lines.clear()
         self._modes.clear()
 
     # What has to be true.
 
-    def _check(self, *, ask: bool) -> None:
+    def check(self, *, ask: bool) -> None:
         """See above. ask: by `prepare --status`, too."""
         seen = {name: self._log_in(name) for name in self.names}
-        for name, path, line in self._lines:
+        for name, path, line in self.lines:
             text = seen[name]["files"][path] or ""
             self._require(text.splitlines().count(line) == 1, f"{name} {path} lost {line!r}, or has it twice: {text!r}")
         for (name, path), mode in self._modes.items():
@@ -282,7 +282,7 @@ class PrepareSequence:
         return found
 
     def _standing(self) -> dict[str, list[str]]:
-        done = self._types("prepare", "--status", "--json", code=0)
+        done = self.types("prepare", "--status", "--json", code=0)
         rows = json.loads(done["out"])["hosts"]
         return {name: [_short(row["what"]) for row in rows[name]] for name in self.names}
 
@@ -314,7 +314,7 @@ class PrepareSequence:
 
     # gangline on the desk.
 
-    def _types(self, *words: str, code: int | None = None, kill: Mapping[str, object] | None = None) -> dict:
+    def types(self, *words: str, code: int | None = None, kill: Mapping[str, object] | None = None) -> dict:
         self._tell(words, kill)
         done = self._answer()
         self._require(code is None or done["code"] == code, f"{words}: {done}")
