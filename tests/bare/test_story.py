@@ -1,5 +1,6 @@
 """Three machines out of the shop become a cluster and train; what `prepare` changed is taken back to the last byte."""
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -72,7 +73,8 @@ def as_before(lab, before, *, ignore=LEFT_BY_PREPARE):
 def commands_of_the_guide():
     """What docs/guides/three-pcs.md types, from three boxes to a model, without `gangline` and remarks."""
     (block,) = re.findall(r"```\n(gangline prepare access .*?)```", GUIDE.read_text(), re.DOTALL)
-    return [line.partition("#")[0].split()[1:] for line in block.splitlines()]
+    (tuned,) = re.findall(r"stands on the screen; `(gangline export RUN .*?)`", GUIDE.read_text())
+    return [line.partition("#")[0].split()[1:] for line in [*block.splitlines(), tuned]]
 
 
 def describe_python(desk):
@@ -83,7 +85,7 @@ def describe_python(desk):
 
 
 def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
-    access, prepare, check, train = commands_of_the_guide()
+    access, prepare, check, train, export = commands_of_the_guide()
     assert access == ["prepare", "access", *(f"alice@{name}" for name in FIREWALLS)]
     assert [prepare, check, train[:1]] == [["prepare"], ["check"], ["train"]]
     folders = lab_folders()
@@ -115,7 +117,10 @@ def test_from_three_bare_machines_to_a_trained_model_and_back(bare, tmp_path):
     assert "0 failed" in checked.stdout or "all ok" in checked.stdout, checked.stdout
     user.brings(make_model(tmp_path / "model"), job=JOB)
     user.types("train", "job.yaml", timeout_s=400)
-    assert "finished" in user.types("ps").stdout
+    (run,) = json.loads(user.types("ps", "--json").stdout)["runs"]
+    assert run["phase"] == "finished"
+    tuned = user.types(*(run["id"] if word == "RUN" else word for word in export), timeout_s=400).stdout.strip()
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(lab.user.check(["ls", tuned]).split())
 
     # with keys between the hosts the head supervises, through their gates
     said = user.types("prepare", "--between-hosts", "--yes")

@@ -29,9 +29,9 @@ from pathlib import Path
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.namespaces import HERE, end
 
-STEPS = ("names", "limits", "sshd")
-BETWEEN = "between"
-"""Needs two hosts."""
+STEPS = ("limits", "sshd")
+STEPS_OF_TWO = ("names", "between")
+"""With one host there is nothing to do."""
 KINDS = (
     "do",
     "do",
@@ -121,7 +121,7 @@ class PrepareSequence:
         self.dice = random.Random(f"prepare {seed}")
         self.names = [f"pc{number}" for number in range(1, num_hosts + 1)]
         self.lab = Lab(num_hosts, names=self.names, ttl_s=ttl_s)
-        self.steps = (*STEPS, *([BETWEEN] if num_hosts > 1 else []))
+        self.steps = (*STEPS, *(STEPS_OF_TWO if num_hosts > 1 else ()))
         self.said: list[str] = []
         self.counts: Counter[str] = Counter()
         self._number = 0
@@ -385,9 +385,10 @@ def _there(name: str, seen: Mapping) -> dict[str, bool]:
 
 
 def _serve() -> None:
-    import gangline.control.supervision
+    import gangline.cli.prepare
     import gangline.decide.inspect
-    import gangline.prepare.prepare_hosts  # noqa: F401  (loaded before the forks)
+    import gangline.prepare.prepare_hosts
+    import gangline.provision.environment  # noqa: F401  (loaded before the forks)
     from gangline.cli.main import main
 
     for line in sys.stdin:
