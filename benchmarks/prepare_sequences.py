@@ -2,7 +2,7 @@
 
     python -m benchmarks.prepare_sequences --out prepare_sequences.jsonl --cases 200     # as root, for the lab
 
-Each is 4 to 8 random acts (`tests/lab/prepare_sequences.py`) on lab hosts of its own, each with its own /etc and a real
+Each is 3 to 6 random acts (`tests/lab/prepare_sequences.py`) on lab hosts of its own, each with its own /etc and a real
 sshd: one host, or every second time two. After each act a new login has to work, no line or right of others may be
 lost, and the journal has to be true; at the end all is taken back and compared. Some go on side by side: mostly they
 wait.
@@ -27,7 +27,7 @@ from typing import Any
 from tests.lab.namespaces import LabFailed
 from tests.lab.prepare_sequences import PrepareSequence
 
-ACTS = (4, 8)
+ACTS = (3, 6)
 
 
 def play(number: int) -> dict[str, Any]:

@@ -54,8 +54,8 @@ FILES = ("/etc/hosts", INSTALLER, "/etc/motd.d/lab", *OURS)
 RELOAD = ("service", "ssh", "reload")
 LEFT = r".*/\.local(/.*)?|/etc/motd\.d"
 """The user's journal, and a folder of the others."""
-REFUSALS = ("somebody changed", "has been taken back")
-"""What others, or a kill, have left is told, and the user looks again."""
+REFUSALS = ("somebody changed", "has been taken back", "nobody confirmed within")
+"""What others, a kill, or a machine too slow for the 60 s, have left is told, and the user looks again."""
 TYPICAL_S = 4.0
 PATIENCE_S = 240.0
 TRUE_WITHIN_S = 90.0
