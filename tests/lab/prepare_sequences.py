@@ -340,7 +340,7 @@ def _row(host) -> str:
 
 def _short(what: str) -> str:
     """The thing that a row of the status means, without the home folder before it."""
-    return "own key" if what.startswith("ssh-keygen") else re.sub(r"^/root/|^/home/[^/]+/", "~/", what)
+    return "own key" if what.startswith("ssh-keygen") else re.sub(r"^/.*/\.ssh/", "~/.ssh/", what)
 
 
 def _lies(name: str, seen: Mapping) -> list[str]:
