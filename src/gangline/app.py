@@ -280,6 +280,12 @@ def resume(
 def _next_attempt(run: RunHandle, ended: RunState, cluster: Cluster, context: Context, *, force: bool) -> None:
     if (record := CommandRecord.of(run.layout)) is not None:
         _resume_command(run, ended, record, cluster, context)
+    elif not run.layout.job.exists():
+        raise UsageError(
+            f"{run.layout.run_id} cannot be resumed from this computer",
+            seen="another computer began it, and has the folder of its program",
+            fix="resume it there",
+        )
     else:
         _resume_job(run, ended, cluster, context, force=force)
 

@@ -58,6 +58,46 @@ def test_one_command_goes_on_without_the_head(trained):
     assert [line for host in others for line in processes_of_runs(host)] == []
 
 
+@pytest.mark.timeout(900)
+def test_another_computer_takes_the_run_in_and_goes_on_with_it(trained):
+    """With the cluster file and its keys, and neither the job nor the model nor the data."""
+    user, made, run = trained
+    user.desk.run(["mkdir", "-p", "elsewhere"])
+    user.desk.write("elsewhere/cluster.yaml", user.desk.read("cluster.yaml"))
+
+    def types(*words, code=0):
+        typed = " ".join(words)
+        line = f"cd elsewhere && GANGLINE_HOME=$HOME/second gangline {typed}"
+        done = user.desk.run(["sh", "-c", line], timeout_s=200)
+        assert done.returncode == code, f"{typed}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    (row,) = json.loads(types("ps", "--cluster", "cluster.yaml", "--json").stdout)["runs"]
+    assert (row["id"], row["phase"], row["silent"]) == (run, "running", None)
+    assert row["step"] > 25
+    assert "step" in types("logs", run).stdout
+    types("stop", run)
+    stopped = user.row(run)
+    assert stopped["phase"] == "stopped"
+    exported = types("export", run, "--to", "tuned")
+    assert str(stopped["step"]) in exported.stdout + exported.stderr
+
+    types("resume", run, "--detach")
+    taken = user.types("ps", "--cluster", "cluster.yaml")
+    assert f"{run}: resumed by another computer, found on h0" in taken.stderr
+    user.awaits(run, lambda now: now["phase"] == "running" and now["step"] > stopped["step"], "it goes on")
+    head, *others = made.hosts
+    head.power_off()
+    refused = types("stop", run, code=4)
+    assert f"gangline resume {run} --without h0" in refused.stderr
+    without_data = types("resume", run, "--without", "h0", "--detach", code=2)  # it was on h0, and is not here
+    assert "expected a file on the head of the cluster; there is none" in without_data.stderr
+    user.types("resume", run, "--without", "h0", "--detach")
+    user.awaits(run, lambda now: now["phase"] == "running" and now["attempt"] == 3, "the first computer has it")
+    user.types("stop", run)
+    assert [line for host in others for line in processes_of_runs(host)] == []
+
+
 def test_a_head_that_others_reach_is_not_taken_for_off(trained):
     """This computer alone does not reach it: the run goes on there, and nothing of it is ended."""
     user, made, run = trained

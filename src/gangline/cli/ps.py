@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Annotated, Any
 
-from gangline.cli.options import AsJson, argument
+from gangline.cli.options import AsJson, argument, option
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.context import default_home
 from gangline.control.listing import RunListing, list_runs
@@ -20,12 +21,21 @@ from gangline.report.text_table import age, table
 
 def command(
     run: Annotated[str | None, argument("RUN", "list the attempts of this run")] = None,
+    cluster: Annotated[
+        Path | None, option("first take in runs that other computers began on the hosts of this file", metavar="FILE")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the runs, newest first, and served models. With RUN, list the attempts (starts) of that run, oldest first.
 
+    A run that another computer began, or resumed, is known here once it was taken in: every verb works with it then.
+
     Exit code 4 if a host shows another identity than the host that supervises a run.
     """
+    if cluster is not None:
+        from gangline.control.runs_of_others import take_in_runs  # here, as it loads what starts runs
+
+        take_in_runs(cluster, home=default_home(), console=Terminal())
     if run is None:
         _list_runs(as_json=as_json)
     else:

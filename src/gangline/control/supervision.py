@@ -322,10 +322,16 @@ def _last_attempt(run: RunHandle) -> int:
 
 def request_here(layout: RunLayout, attempt: int) -> LaunchRequest:
     """The request of an attempt. Where the supervisor began that attempt: the last request that this computer wrote,
-    with the folders of that attempt.
+    with the folders of that attempt. Raises UsageError where it wrote none: another one began the run.
     """
     numbers = range(attempt, 0, -1)
-    own = next((each for each in numbers if layout.request(each).exists()), attempt)
+    own = next((each for each in numbers if layout.request(each).exists()), None)
+    if own is None:
+        raise UsageError(
+            f"this computer cannot give the hosts of {layout.run_id} orders by itself",
+            seen="another computer began it, and it is a program of the user's own",
+            fix="wait until the host of its supervisor answers, or give the order on the computer that began it",
+        )
     request = load_record(layout.request(own), LaunchRequest)
     parts = [(part, PurePath(part.rank_files).parent / str(attempt)) for part in request.hosts]
     moved = [
