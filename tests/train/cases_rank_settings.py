@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 from gangline.errors import GanglineError
+from gangline.worker import model as worker_model
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
@@ -50,7 +52,7 @@ def gradient(
 
 
 def passes(shares, settings):
-    """Samples of every pass of a step, and how many modules of this rank compute their activations again."""
+    """Samples of every pass of a step, whether this rank computes activations again, and the inputs that it moves."""
     session = make_session(_job(), make_world(shares, rank=dist.get_rank(), settings=settings), num_evaluation=0)
     rows, plain = [], session.loss.forward
 
@@ -62,9 +64,10 @@ def passes(shares, settings):
     stepper = Synchronous(TrainingRun(session, RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()))
     session.strategy.begin(1 << 20)
     rows.clear()
-    stepper.accumulate(0)
+    with patch.object(worker_model, "to_ram", wraps=worker_model.to_ram) as moves:
+        stepper.accumulate(0)
     again = sum(bool(getattr(module, "gradient_checkpointing", False)) for module in session.model.modules())
-    return {"passes": rows, "recomputing": again > 0}
+    return {"passes": rows, "recomputing": again > 0, "moved": moves.call_count}
 
 
 def losses(

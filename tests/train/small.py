@@ -162,7 +162,7 @@ def make_world(
 
     hsdp: two hosts, each with half of the ranks. tp: two ranks on each host, and `shares` are those of hosts.
     pipeline: `shares` are the layers of each rank, and `rows` what each pipeline does of 10 micro-batches. settings: of
-    every rank, its micro_batch_size and activation_checkpointing.
+    every rank, its micro_batch_size, activation_checkpointing and, if they are three, activation_offloading.
     """
     stages = ()
     if strategy == "tp":
@@ -173,7 +173,8 @@ def make_world(
         stages = tuple(shares)
         shares = [share for row, share in zip(rows_of(stages, replicas=len(rows)), rows, strict=True) for _ in row]
     hosts = hosts or [f"pc{2 * index // size if strategy == 'hsdp' else index}" for index in range(size)]
-    own = [dict(zip(("micro_batch_size", "activation_checkpointing"), each, strict=True)) for each in settings]
+    names = ("micro_batch_size", "activation_checkpointing", "activation_offloading")
+    own = [dict(zip(names, each, strict=False)) for each in settings]
     ranks = tuple(
         GangRank(host=host, share=share, **(own[number] if own else {}))
         for number, (host, share) in enumerate(zip(hosts, shares, strict=True))

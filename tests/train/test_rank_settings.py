@@ -9,6 +9,8 @@ from tests.train.tolerances import FP32, FP32_GRADIENT, FP32_SUM, FP64
 pytestmark = pytest.mark.rotating
 
 SETTINGS = [[1, True], [3, False], [8, None]]
+MOVING = [[1, True, True], [3, False, False], [8, True, None]]
+"""The inputs of the layers of rank 0 lie in the machine's memory: on a processor where they are, by the same hooks."""
 SHARES = [3, 7, 14]
 GRADIENT = {"fp64": FP64, "fp32": FP32_GRADIENT}
 
@@ -17,6 +19,18 @@ def test_every_rank_takes_passes_of_its_own_size_and_recomputes_where_it_is_told
     found = pool(3).run(cases_rank_settings.passes, shares=SHARES, settings=SETTINGS)
     assert [each["passes"] for each in found] == [[1, 1, 1], [2, 2, 3], [7, 7]]
     assert [each["recomputing"] for each in found] == [True, False, False]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_rank_that_moves_inputs_of_layers_has_the_gradient_of_one_process(pool, strategy):
+    found = pool(3).run(cases_rank_settings.passes, shares=SHARES, settings=MOVING)
+    assert [each["recomputing"] for each in found] == [True, False, True]
+    assert found[0]["moved"] > 0
+    assert [each["moved"] for each in found[1:]] == [0, 0]
+    ask = {"shares": SHARES, "settings": MOVING, "precision": "fp64", "method": "lora", "strategy": strategy}
+    for result in pool(3).run(cases_rank_settings.gradient, **ask):
+        assert result["norm"] > 1e-3
+        assert result["error"] <= FP64
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

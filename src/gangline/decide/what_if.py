@@ -321,10 +321,10 @@ def trace(prediction: Prediction, context: Context) -> list[Traced]:
             seen=f"method {prediction.job.method.kind}, stack {choice.query.training.stack.name}",
             fix="trace it with method=lora or method=full and --stack gangline",
         )
-    if query.training.offloading:
+    if query.training.offloading or any(each.rank_trainings[0].offloading for each in finalists):
         raise ModelError(
             "what lies in the machine's memory cannot be traced",
-            seen="activation_offloading: true; a trace has no cards that anything could be moved from",
+            seen="activation_offloading, of the job or of rank 0; a trace has no cards to move anything from",
             fix="trace it with activation_offloading=false, or plan without --trace",
         )
     if any(candidate.strategy.half.layers != "all" for candidate in finalists):

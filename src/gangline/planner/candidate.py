@@ -101,6 +101,10 @@ class RankSettings:
     """Forward passes that it joins them into, about equally long; 0: it has none. None: each is one by itself."""
 
 
+def _way_of(own: RankSettings) -> tuple[bool, bool]:
+    return own.training.checkpointing, own.training.offloading
+
+
 @dataclass(frozen=True, kw_only=True)  # no slots: figures are computed once, and kept
 class Scenario:
     """One training on one cluster: what all candidates with it have in common."""
@@ -152,8 +156,8 @@ class Scenario:
     def models(self) -> tuple[ComputeModel | None, ...]:
         """Speeds by rank; equal ones are the same object."""
         if self.settings:
-            each = {own.training.checkpointing: self._of_all(own.training) for own in self.settings}
-            return tuple(each[own.training.checkpointing][rank] for rank, own in enumerate(self.settings))
+            each = {_way_of(own): self._of_all(own.training) for own in self.settings}
+            return tuple(each[_way_of(own)][rank] for rank, own in enumerate(self.settings))
         known = self.cache.models.setdefault(self.training, {})
         found: list[ComputeModel | None] = []
         last: tuple[object, ...] = ()
@@ -168,7 +172,7 @@ class Scenario:
 
     def _of_all(self, training: Training) -> tuple[ComputeModel | None, ...]:
         """Speeds of all ranks with the recomputation of one of them."""
-        alike = dataclasses.replace(self.training, checkpointing=training.checkpointing)
+        alike = dataclasses.replace(self.training, checkpointing=training.checkpointing, offloading=training.offloading)
         return dataclasses.replace(self, training=alike, settings=()).models
 
     @functools.cached_property

@@ -20,6 +20,8 @@ from gangline.strategies.table import ALONE, STRATEGIES, plan_half
 SIMPLEST: Mapping[str, int] = {kind: number for number, kind in enumerate(STRATEGIES.built_in)}
 """Of two that are as fast, the one with the smaller number is taken; a plug-in's comes last."""
 AS_FAST = 1.02
+MOVED_FASTER = 1.1
+"""So much faster a step has to be with inputs of layers in the machine's memory: what copies take is an estimate."""
 LEAST_CHANCE = 0.1
 """Below that a start is refused; what is planned for a process may be a quarter too much."""
 UNTIMED = 4
@@ -178,11 +180,19 @@ def _worth(alike: Candidate, own: list[Candidate], *, limit_s: float, as_fast: f
     drafts = fitting([alike, *own])
     if not own or not drafts:
         return alike
+    at_home = [draft.seconds / draft.samples for draft in drafts if not _moves(draft)]
+    fast_s = min(at_home, default=math.inf) / MOVED_FASTER
+    drafts = [draft for draft in drafts if not _moves(draft) or draft.seconds / draft.samples <= fast_s]
     least_s = min(draft.seconds / draft.samples for draft in drafts)
     alone_s = limit_s / alike.query.batch
     enough_s = min(least_s * as_fast, alone_s if least_s <= alone_s else math.inf)
     good = [draft for draft in drafts if draft.seconds / draft.samples <= enough_s]
     return min(good, key=lambda draft: (bool(draft.scenario.settings), draft.training.exchange is not None))
+
+
+def _moves(draft: Candidate) -> bool:
+    """Whether a rank alone has inputs of layers in its machine's memory."""
+    return any(own.training.offloading for own in draft.scenario.settings)
 
 
 def _ways_of(alike: Candidate, scenario: Scenario) -> list[PlannedStrategy]:

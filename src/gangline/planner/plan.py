@@ -39,6 +39,8 @@ class PlannedRank:
     """Samples of its forward passes at the most; None: the run's micro-batch, as all ranks have it."""
     activation_checkpointing: bool | None = None
     """Whether it recomputes activations; None: as the job says, as all ranks do."""
+    activation_offloading: bool | None = None
+    """Whether the inputs of layers that it recomputes lie in the machine's memory; None: as the job says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,7 @@ class Plan(Division, Record):
                 planned_bytes=None if each is None or each.gpu is None else each.allocated_bytes,
                 micro_batch_size=rank.micro_batch_size,
                 activation_checkpointing=rank.activation_checkpointing,
+                activation_offloading=rank.activation_offloading,
             )
             for rank, each in zip(self.ranks, forecasts, strict=True)
         )
@@ -293,7 +296,10 @@ def _planned_ranks(
 def _with_own(rank: PlannedRank, training: Training) -> PlannedRank:
     """With the settings that it alone has."""
     return dataclasses.replace(
-        rank, micro_batch_size=training.micro_batch, activation_checkpointing=training.checkpointing
+        rank,
+        micro_batch_size=training.micro_batch,
+        activation_checkpointing=training.checkpointing,
+        activation_offloading=training.offloading,
     )
 
 

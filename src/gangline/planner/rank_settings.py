@@ -2,9 +2,10 @@
 
 Of a share of n micro-batches a rank makes k forward passes, as few as its memory allows, about equally long: passes
 cost more the more there are of them, and recomputation costs more than it saves unless it makes them fewer. So a rank
-has two ways, with and without recomputation, each with the longest pass that fits, and for every n one is the fastest;
-f_r(n) are its seconds, which grow with n. The smallest possible max_r f_r(n_r) over all shares that sum to the batch is
-found by bisection: it is the smallest time T in which ranks together can do that many, each as many as it can.
+has three ways, without recomputation, with it, and with it from inputs in the machine's memory, each with the longest
+pass that fits, and for every n one is the fastest; f_r(n) are its seconds, which grow with n. The smallest possible
+max_r f_r(n_r) over all shares that sum to the batch is found by bisection: it is the smallest time T in which ranks
+together can do that many, each as many as it can.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gangline.planner.architecture import Architecture
-from gangline.planner.candidate import RankSettings, Scenario
+from gangline.planner.candidate import MOST_OF_HOST, RankSettings, Scenario
 from gangline.planner.memory_fit import EVEN, SURE
 from gangline.planner.speed import ComputeModel, RankWork
 from gangline.planner.training import GANGLINE, PlannedStrategy, Training
@@ -49,14 +50,20 @@ def joins(training: Training, architecture: Architecture) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One of the ways of a rank: with or without recomputation."""
+    """One of the ways of a rank: with or without recomputation, or that from inputs in the machine's memory."""
 
     checkpointing: bool
+    offloading: bool
     compute: ComputeModel
     alone: int
     """Micro-batches of a pass that is the only one, at the most."""
     several: int
     """Of one of several passes, for which gradients are there from the start."""
+
+    @property
+    def effort(self) -> tuple[bool, bool]:
+        """Of ways that are as fast the one with the least is taken."""
+        return self.checkpointing, self.offloading
 
     def work(self, share: int, passes: int | None = None) -> RankWork | None:
         """So many micro-batches, in as few passes as possible, or in so many; None where none fits."""
@@ -81,11 +88,11 @@ class _Rank:
         return work.passes_s(tokens=self.tokens, length=self.length)[0]
 
     def best(self, share: int) -> tuple[float, _Way, RankWork]:
-        """The fastest way to do so many micro-batches; of two that are as fast, the one without recomputation."""
+        """The fastest way to do so many micro-batches; of two that are as fast, the plainest."""
         if share not in self.known:
             works = [(way, way.work(share)) for way in self.ways]
             timed = [(self.seconds(work), way, work) for way, work in works if work is not None]
-            self.known[share] = min(timed, key=lambda each: (each[0], each[1].checkpointing))
+            self.known[share] = min(timed, key=lambda each: (each[0], each[1].effort))
         return self.known[share]
 
     def most(self, limit_s: float, total: int) -> int:
@@ -97,7 +104,7 @@ class _Rank:
         return low
 
     def shortest(self, share: int, limit_s: float) -> tuple[_Way, RankWork]:
-        """The way with the shortest passes that is done in that time, without recomputation if there is one."""
+        """The way with the shortest passes that is done in that time, and the least effort."""
         found = []
         for way in self.ways:
             work = way.work(share)
@@ -109,24 +116,29 @@ class _Rank:
                 longer = way.work(share, middle)
                 assert longer is not None
                 low, high = (middle, high) if self.seconds(longer) <= limit_s else (low, middle - 1)
-            found.append((way.checkpointing, -low, way, way.work(share, low)))
+            found.append((way.effort, -low, way, way.work(share, low)))
         _, _, way, work = min(found, key=lambda each: each[:2])
         assert work is not None
         return way, work
 
 
 def with_own_settings(possible: Sequence[Scenario], strategy: PlannedStrategy) -> Iterator[Scenario]:
-    """The same question with settings of each rank's own, the fastest ones and ones with shorter passes.
+    """The same question with settings of each rank's own, the fastest ones and ones with shorter passes; then those in
+    which ranks have inputs of layers in their machines' memory.
 
     possible: trainings that differ in recomputation alone, all with the micro-batch in which shares count. Nothing
     where speeds are not known, or where a rank has no way that fits.
     """
-    first = possible[0]
     if not all(each.is_timed for each in possible):
         return
-    ranks = _ranks(possible, strategy)
-    if not all(rank.ways for rank in ranks):
-        return
+    for moves in (False, True):
+        ranks = _ranks(possible, strategy, moves=moves)
+        if all(rank.ways for rank in ranks):
+            found = _of_ways(possible[0], strategy, ranks)
+            yield from (each for each in found if not moves or any(own.training.offloading for own in each.settings))
+
+
+def _of_ways(first: Scenario, strategy: PlannedStrategy, ranks: Sequence[_Rank]) -> Iterator[Scenario]:
     total = first.count
     if strategy.half.lockstep:
         yield from _in_step(first, ranks, split_whole(total, first.weights) if first.is_weighted else None)
@@ -159,7 +171,7 @@ class _Passes:
         seconds, ways = [0.0], list(rank.ways[:1])
         for count in range(1, max(longest) + 1):
             timed = [
-                (way.compute.micro_batch_s(count * rank.tokens, rank.length), way.checkpointing, way)
+                (way.compute.micro_batch_s(count * rank.tokens, rank.length), way.effort, way)
                 for way, most in zip(rank.ways, longest, strict=True)
                 if most >= count
             ]
@@ -231,6 +243,7 @@ def _own_pass(training: Training, passes: _Passes, share: int, number: int) -> R
         training,
         micro_batch=max(1, length) * training.micro_batch,
         checkpointing=passes.ways[length].checkpointing,
+        offloading=passes.ways[length].offloading,
         accumulation=2 if number > 1 else 1,
     )
     return RankSettings(training=own, share=share, passes=-(-share // length) if length else 0)
@@ -260,13 +273,14 @@ def _settings(training: Training, way: _Way, work: RankWork) -> RankSettings:
         training,
         micro_batch=joined * training.micro_batch,
         checkpointing=way.checkpointing,
+        offloading=way.offloading,
         accumulation=2 if passes > 1 else 1,
     )
     return RankSettings(training=own, share=work.micro_batches, passes=passes)
 
 
-def _ranks(possible: Sequence[Scenario], strategy: PlannedStrategy) -> list[_Rank]:
-    """The ways of every rank; ranks that are alike share one."""
+def _ranks(possible: Sequence[Scenario], strategy: PlannedStrategy, *, moves: bool) -> list[_Rank]:
+    """The ways of every rank; ranks that are alike share one. moves: those with offloading among them."""
     first = possible[0]
     query, (tokens, length) = first.query, first.tokens
     free = "micro_batch" in query.open and joins(first.training, query.architecture)
@@ -276,36 +290,65 @@ def _ranks(possible: Sequence[Scenario], strategy: PlannedStrategy) -> list[_Ran
     found = []
     for rank, placement in enumerate(first.world.placements):
         own = [each[rank] for each in models]
-        key = (*map(id, own), placement.free_bytes, placement.gpu is None)
+        key = (*map(id, own), placement.free_bytes, placement.gpu is None, _room_in_ram(first, rank))
         if key not in known:
-            ways = _ways(possible, own, strategy, rank, longest=max(1, longest))
+            moving = _offloaded(possible, strategy, rank) if moves else []
+            ways = _ways([*possible, *moving], strategy, rank, longest=max(1, longest))
             known[key] = _Rank(tuple(ways), tokens, length)
         found.append(known[key])
     return found
 
 
-def _ways(
-    possible: Sequence[Scenario],
-    models: Sequence[ComputeModel | None],
+def _ways(scenarios: Sequence[Scenario], strategy: PlannedStrategy, rank: int, *, longest: int) -> list[_Way]:
+    """Those that fit surely enough; where none does, those that may.
+
+    Nothing is moved where recomputation alone has room for the longest pass.
+    """
+    for sure in (SURE, EVEN):
+        found: list[_Way] = []
+        for each in scenarios:
+            if each.training.offloading and any(way.checkpointing and way.several == longest for way in found):
+                continue
+            way = _way(each, each.models[rank], strategy, rank, longest=longest, sure=sure)
+            found += [] if way is None else [way]
+        if found:
+            return found
+    return []
+
+
+def _offloaded(possible: Sequence[Scenario], strategy: PlannedStrategy, rank: int) -> list[Scenario]:
+    """The way that recomputes, with its inputs in the machine's memory, where recomputation is open and can do that.
+
+    Its copies take time: it is of use where it makes passes longer than recomputation alone, or is the only way.
+    """
+    placement = possible[0].world.placements[rank]
+    if len(possible) == 1 or placement.gpu is None or (placement.spec is not None and placement.spec.is_unified):
+        return []
+    if not strategy.half.capabilities.supports("activation_offloading", value=True, given={}):
+        return []
+    return [
+        dataclasses.replace(each, training=dataclasses.replace(each.training, offloading=True))
+        for each in possible
+        if each.training.checkpointing
+    ]
+
+
+def _way(
+    scenario: Scenario,
+    model: ComputeModel | None,
     strategy: PlannedStrategy,
     rank: int,
     *,
     longest: int,
-) -> list[_Way]:
-    """Those that fit surely enough; where none does, those that may."""
-    count = possible[0].count
-    for sure in (SURE, EVEN):
-        found = []
-        for scenario, model in zip(possible, models, strict=True):
-            several = _longest(scenario, strategy, rank, most=longest, accumulation=2, sure=sure)
-            alone = several
-            if not strategy.half.keeps_buckets(strategy) and several < longest:
-                alone = _longest(scenario, strategy, rank, most=longest, accumulation=1, sure=sure)
-            if model is not None and (several or alone >= count):
-                found.append(_Way(scenario.training.checkpointing, model, alone, several))
-        if found:
-            return found
-    return []
+    sure: float,
+) -> _Way | None:
+    several = _longest(scenario, strategy, rank, most=longest, accumulation=2, sure=sure)
+    alone = several
+    if not strategy.half.keeps_buckets(strategy) and several < longest:
+        alone = _longest(scenario, strategy, rank, most=longest, accumulation=1, sure=sure)
+    if model is None or not (several or alone >= scenario.count):
+        return None
+    return _Way(scenario.training.checkpointing, scenario.training.offloading, model, alone, several)
 
 
 def _longest(
@@ -315,17 +358,27 @@ def _longest(
     free_bytes = scenario.world.placements[rank].free_bytes
     if free_bytes is None:
         return most
+    ram_bytes = _room_in_ram(scenario, rank)
 
     def fits(count: int) -> bool:
         size = count * scenario.training.micro_batch
         training = dataclasses.replace(scenario.training, micro_batch=size, accumulation=accumulation)
-        return scenario.fit(training).memory(strategy, rank).fits(free_bytes) >= sure
+        memory = scenario.fit(training).memory(strategy, rank)
+        return memory.fits(free_bytes) >= sure and memory.offloaded_bytes <= ram_bytes
 
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
+
+
+def _room_in_ram(scenario: Scenario, rank: int) -> float:
+    """Bytes of the machine's memory for what a rank moves there; its ranks share them."""
+    placement = scenario.world.placements[rank]
+    if placement.ram_bytes is None:
+        return math.inf
+    return MOST_OF_HOST * placement.ram_bytes / len(scenario.world.placements_of(placement.host))
 
 
 def _shares(ranks: Sequence[_Rank], total: int) -> tuple[int, ...]:

@@ -39,6 +39,11 @@ def why_not(candidate: Candidate) -> str:
 
 
 GIB = 2**30
+LETTERS = {
+    " r": "with activation checkpointing",
+    " o": "with activation checkpointing whose inputs lie in the machine's memory",
+}
+"""What stands behind the passes of a rank."""
 MOST_GROUPS, MOST_ENTRIES = 4, 8
 """Groups of hosts that are named, and entries of hosts that have unlike shares."""
 MUCH_FASTER = 2.0
@@ -279,13 +284,17 @@ def _own_shares(candidate: Candidate) -> str:
         ways = list(dict.fromkeys(_own_passes(own) for own in ranks))
         each = f" on each of {len(ranks)} ranks" if len(ways) == 1 and len(ranks) > 1 else ""
         words.append((host, f"{unit * share} ({100 * share / total:.0f} %) as {' + '.join(ways)}{each}"))
-    recomputed = any(own.training.checkpointing for own in candidate.scenario.settings)
-    legend = "samples as passes x samples of a pass" + (", r: with activation checkpointing" if recomputed else "")
-    return f"{legend}: {each_host(words)}"
+    letters = {_letter(own) for own in candidate.scenario.settings}
+    legend = "".join(f", {letter.strip()}: {meaning}" for letter, meaning in LETTERS.items() if letter in letters)
+    return f"samples as passes x samples of a pass{legend}: {each_host(words)}"
 
 
 def _own_passes(own: RankSettings) -> str:
-    return f"{own.passes} x {own.training.micro_batch}{' r' if own.training.checkpointing else ''}"
+    return f"{own.passes} x {own.training.micro_batch}{_letter(own)}"
+
+
+def _letter(own: RankSettings) -> str:
+    return " o" if own.training.offloading else " r" if own.training.checkpointing else ""
 
 
 def split_to_rows(shares: Sequence[int]) -> str:
@@ -308,7 +317,9 @@ def _sum(choice: Choice) -> Iterator[str]:
     part, alone_s = choice.part_of_sum, choice.alone_s
     if part is not None:
         each = each_host((host, _seconds(seconds)) for host, seconds in alone_s.items())
-        yield f"{100 * part:.1f} % of what all machines do in sum, each alone in its own best way: {each} a step"
+        more = "; together is more: each holds less of the model or of the work, and has room for faster ways"
+        words = f"{100 * part:.1f} % of what all machines do in sum, each alone in its own best way: {each} a step"
+        yield words + (more if part > 1 else "")
 
 
 def _step(candidate: Candidate) -> Iterator[str]:
@@ -720,6 +731,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
                 "share": share,
                 "micro_batch_size": training.micro_batch,
                 "activation_checkpointing": training.checkpointing,
+                "activation_offloading": training.offloading,
                 "free_bytes": need.placement.free_bytes,
                 "memory_from": need.placement.memory_from,
                 "untrained": (need.placement.spec and need.placement.spec.untrained) or None,
@@ -856,7 +868,8 @@ def _host_share(ranks: list[PlannedRank]) -> str:
 
 
 def _own_setting(rank: PlannedRank) -> str:
-    return f"{rank.micro_batch_size}{', recomputed' if rank.activation_checkpointing else ''}"
+    moved = " from inputs in the machine's memory" if rank.activation_offloading else ""
+    return f"{rank.micro_batch_size}{', recomputed' if rank.activation_checkpointing else ''}{moved}"
 
 
 def _amount(ranks: list[PlannedRank]) -> str:

@@ -231,6 +231,8 @@ class GangRank:
     several; None, as in older records: the run's micro-batch."""
     activation_checkpointing: bool | None = None
     """Whether this rank computes activations again during backward; None, as in older records: as the job says."""
+    activation_offloading: bool | None = None
+    """Whether the inputs of the layers that it computes again lie in the machine's memory; None: as the job says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,11 +278,12 @@ class Gang(Division, Record):
 
     def settings_of(self, rank: int, job: Job) -> Job:
         """The job as one rank does it: with its own recomputation, and the run's micro-batch, in which all count."""
-        own = self.ranks[rank].activation_checkpointing
+        own, moves = self.ranks[rank].activation_checkpointing, self.ranks[rank].activation_offloading
         return dataclasses.replace(
             job,
             micro_batch=self.micro_batch or job.micro_batch,
             activation_checkpointing=job.activation_checkpointing if own is None else own,
+            activation_offloading=job.activation_offloading if moves is None else moves,
         )
 
     def pass_lengths(self, micro_batch: int) -> tuple[int, ...]:
@@ -318,7 +321,20 @@ class Gang(Division, Record):
                 + ("; activation_checkpointing on some ranks" if recomputing and not able else ""),
                 fix="write strategy: ddp, or give all ranks the settings of the job",
             )
+        self._require_offloading(job)
         self._require_groups(job)
+
+    def _require_offloading(self, job: Job) -> None:
+        """What is moved are inputs of layers that are computed again, where the strategy knows of that."""
+        if self.half.capabilities.supports("activation_offloading", value=True, given={}):
+            return
+        moving = [number for number, rank in enumerate(self.ranks) if rank.activation_offloading]
+        if moving and not job.activation_offloading:
+            raise UsageError(
+                f"strategy: {self.strategy} does not offload activations",
+                seen=f"activation_offloading on rank {', '.join(map(str, moving[:8]))}",
+                fix="plan again: gangline plan, then gangline train",
+            )
 
     def _require_groups(self, job: Job) -> None:
         """Ranks that compute every layer together do so twice, or none of them does."""

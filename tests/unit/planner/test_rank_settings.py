@@ -25,6 +25,8 @@ from tests.unit.planner.test_plan import JOB
 from tests.unit.planner.worlds import query, with_memory, world
 
 FREE = LinkModel(latency_s=0.0, bytes_per_s=1e18, source="a link that costs nothing")
+WAYS = ((False, False), (True, False), (True, True))
+"""Recomputation, and whether its inputs lie in the machine's memory."""
 UNLIKE = "pc1=rtx4090,pc2=rtx3060"
 
 
@@ -40,15 +42,16 @@ def units(job: PlanQuery, machines: PlannedCluster) -> list[Scenario]:
 
 
 def every_way(job: PlanQuery, machines: PlannedCluster, strategy: PlannedStrategy) -> Iterator[Candidate]:
-    """Every share of every rank, in every number of passes, with and without recomputation: those that fit."""
+    """Every share of every rank, in every number of passes, with and without recomputation, from inputs in the machine's
+    memory as well: those that fit.
+    """
     first, count = units(job, machines)[0], len(machines.placements)
 
     def settings(share: int) -> Iterator[RankSettings]:
-        for checkpointing, passes in itertools.product((False, True), range(1, share + 1) if share else (0,)):
-            longest = -(-share // passes) if passes else 1
-            training = dataclasses.replace(
-                first.training, micro_batch=longest, checkpointing=checkpointing, accumulation=2 if passes > 1 else 1
-            )
+        for (checkpointing, offloading), passes in itertools.product(WAYS, range(1, share + 1) if share else (0,)):
+            longest, several = -(-share // passes) if passes else 1, 2 if passes > 1 else 1
+            own = {"checkpointing": checkpointing, "offloading": offloading, "accumulation": several}
+            training = dataclasses.replace(first.training, micro_batch=longest, **own)
             yield RankSettings(training=training, share=share, passes=passes)
 
     for shares in itertools.product(range(job.batch + 1), repeat=count):
@@ -207,6 +210,40 @@ def test_the_gang_has_the_settings_of_its_plan() -> None:
     text = "\n".join(explain(plan))
     assert "32 samples, in forward passes of each rank's own size" in text
     assert "recomputed" in text
+
+
+LONG = {"batch": 8, "sequence_length": 16384}
+"""Of which a card of 12 GB has no room for the inputs of all layers."""
+
+
+def test_a_card_without_another_way_has_inputs_of_layers_in_its_machine_s_memory() -> None:
+    choice = decide(of_ddp(query(**LONG)), world(UNLIKE, wire="10gbit"))
+    assert choice.runnable is not None
+    assert choice.runnable.fits
+    large, small = (own.training for own in choice.runnable.scenario.settings)
+    assert (large.checkpointing, large.offloading) == (True, False)
+    assert (small.checkpointing, small.offloading) == (True, True)
+    assert choice.runnable.host_memory["pc2"][0] > 0
+    text = "\n".join(report(choice, Length(None), width=400))
+    assert "o: with activation checkpointing whose inputs lie in the machine's memory" in text
+    job = dataclasses.replace(JOB, batch=8, micro_batch=1)
+    cluster = Cluster(name="home", hosts=tuple(Host(name=n, workdir="/work", python="python") for n in ("pc1", "pc2")))
+    plan = make_plan(job, cluster, {"pc1": ["RTX 4090"], "pc2": ["RTX 3060"]}, candidate=choice.runnable)
+    gang = plan.gang("calm-otter-7", 1)
+    gang.require_settings(job)
+    assert [gang.settings_of(rank, job).activation_offloading for rank in (0, 1)] == [False, True]
+
+
+def test_what_a_machine_s_memory_has_no_room_for_is_not_moved_there() -> None:
+    machines = world(UNLIKE, wire="10gbit")
+    small = tuple(dataclasses.replace(each, ram_bytes=1 << 30) for each in machines.placements)
+    best = next(
+        each
+        for each in decide(of_ddp(query(**LONG)), dataclasses.replace(machines, placements=small)).by_kind
+        if each.strategy.kind == "ddp"
+    )
+    assert not any(each.offloading for each in best.rank_trainings)
+    assert not best.fits
 
 
 def test_what_the_job_fixes_all_ranks_have() -> None:

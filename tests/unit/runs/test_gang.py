@@ -71,6 +71,19 @@ def test_settings_that_are_those_of_the_job_are_taken_by_every_strategy():
     own_settings(4, [(None, None)] * 3, strategy="pipeline").require_settings(JOB)
 
 
+def test_a_rank_moves_inputs_of_layers_where_the_strategy_can():
+    moving = tuple(
+        dataclasses.replace(rank, activation_checkpointing=True, activation_offloading=number == 1)
+        for number, rank in enumerate(GANG.ranks)
+    )
+    gang = dataclasses.replace(GANG, ranks=moving)
+    gang.require_settings(JOB)
+    assert [gang.settings_of(rank, JOB).activation_offloading for rank in range(3)] == [False, True, False]
+    assert GANG.settings_of(0, dataclasses.replace(JOB, activation_offloading=True)).activation_offloading
+    with pytest.raises(UsageError, match=r"does not offload activations"):
+        dataclasses.replace(gang, strategy="pipeline").require_settings(JOB)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "local-sgd", "fsdp", "hsdp", "pipeline", "tp"])
 def test_a_recomputation_of_each_rank_s_own_is_taken_by_strategies_that_know_it(strategy):
     own_settings(None, [(4, True), (4, False), (4, None)], strategy=strategy).require_settings(JOB)
