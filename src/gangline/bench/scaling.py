@@ -135,6 +135,16 @@ class Scaling:
         return sorted(self.together, key=lambda turn: turn.tokens_per_s)[len(self.together) // 2]
 
     @property
+    def missing(self) -> tuple[float, float, float]:
+        """Parts of the sum that are missing: for whole micro-batches, for exchange that nothing hides, and the rest.
+
+        The rest is what computing takes longer than alone, and what ranks wait for each other; below 0 where it takes
+        less, as turns differ.
+        """
+        whole, exposed = 1 - self.ceiling, self.middle.exposed_s / self.middle.step_s
+        return whole, exposed, 1 - self.ratio - whole - exposed
+
+    @property
     def doubts(self) -> tuple[str, ...]:
         """Why one may not trust the figures."""
         series = {f"{host.host} alone": host.alone_tokens_per_s for host in self.hosts}
@@ -161,6 +171,7 @@ class Scaling:
             "worst_ratio": self.worst,
             "even_ratio": self.even_ratio,
             "ceiling_ratio": self.ceiling,
+            "missing": dict(zip(("whole_micro_batches", "exposed", "rest"), self.missing, strict=True)),
             "exposed_s": self.middle.exposed_s,
             "step_s": self.middle.step_s,
             "how": METHOD,

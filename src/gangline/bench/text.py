@@ -75,9 +75,10 @@ def scaling_lines(scaling: Scaling) -> list[str]:
     """A row for each host, then what all of them reach together, and how that was measured."""
     middle, total = scaling.middle, scaling.sum_tokens_per_s
     turns = f"worst of {len(scaling.together)}: {scaling.worst:.1%}" if len(scaling.together) > 1 else "one turn"
-    exposed = middle.exposed_s / middle.step_s
+    whole, exposed, rest = scaling.missing
     count, versions = scaling.num_micro_batches, ", ".join(f"{name} {it}" for name, it in scaling.versions.items())
     together = f"{_speed(scaling.ratio * total)} tokens/s: {scaling.ratio:.1%} of the sum ({turns})"
+    missing = f"{1 - scaling.ratio:.1%}: {whole:.1%} whole micro-batches, {exposed:.1%} exposed, {rest:.1%} the rest"
     step = f"a step of {middle.step_s:.3g} s ({exposed:.1%})"
     batch = f"batch {scaling.batch} = {count} x {scaling.micro_batch}, {scaling.sequence_length} tokens each"
     trained = f"{scaling.method}, {format_count(scaling.trained_numbers)} trained weights, {scaling.dtype}"
@@ -88,6 +89,7 @@ def scaling_lines(scaling: Scaling) -> list[str]:
         f"even split {_speed(scaling.even_ratio * total)} tokens/s: {scaling.even_ratio:.1%} of the sum",
         f"exposed    {middle.exposed_s * 1000:.3g} ms of {step}: exchange that no computing hides",
         f"ceiling    {scaling.ceiling:.1%}: what {count} whole micro-batches allow at these speeds",
+        f"missing    {missing}",
         f"job        {scaling.job}: {trained}; {batch}",
         f"method     {METHOD}",
         f"measured   {scaling.measured[:10]} with {versions}",

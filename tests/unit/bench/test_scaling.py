@@ -169,10 +169,12 @@ def test_the_report_says_how_it_was_measured():
         "even split 900 tokens/s: 50.0% of the sum",
     ]
     assert lines[6].startswith("exposed    10 ms of a step of 1.17 s (0.9%)")
-    assert "tiny: full, 246 k trained weights, fp32; batch 20 = 10 x 2, 100 tokens each" in lines[8]
-    assert lines[9].startswith("method     every host alone")
-    assert lines[10].startswith(f"measured   {found.measured[:10]} with gangline ")
-    assert "torch 2.13.0+cpu" in lines[10]
+    assert lines[8] == "missing    8.1%: 7.4% whole micro-batches, 0.9% exposed, -0.2% the rest"
+    assert sum(found.missing) == pytest.approx(1 - found.ratio)
+    assert "tiny: full, 246 k trained weights, fp32; batch 20 = 10 x 2, 100 tokens each" in lines[9]
+    assert lines[10].startswith("method     every host alone")
+    assert lines[11].startswith(f"measured   {found.measured[:10]} with gangline ")
+    assert "torch 2.13.0+cpu" in lines[11]
 
 
 def test_the_document_has_what_the_screen_has():
