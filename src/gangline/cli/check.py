@@ -24,6 +24,7 @@ from gangline.report.check_view import (
     pair_lines,
     skipped_line,
     sum_line,
+    topology_lines,
     total_lines,
 )
 from gangline.report.machine_totals import totals_of
@@ -37,7 +38,13 @@ class CheckTier(str, enum.Enum):
     burn = "burn"
 
 
-def command(
+class CheckTable(str, enum.Enum):
+    """More to show."""
+
+    topology = "topology"
+
+
+def command(  # noqa: PLR0913  (options of a command line)
     cluster: Annotated[
         Path | None,
         argument(
@@ -53,6 +60,9 @@ def command(
     ] = CheckTier.quick,
     only: Annotated[list[str] | None, option("only this family (network, gpus, ...) or id (E-NET-07)", "WHAT")] = None,
     same: Annotated[list[str] | None, option("compare this model or data set on all hosts by hash", "PATH")] = None,
+    show: Annotated[
+        CheckTable | None, option("more tables: how cards and network adapters are joined", "topology")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="treat warnings as failures")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -78,7 +88,8 @@ def command(
     rows = [] if found is None else found[1].lines(found[0])
     if found is not None:
         answer["rows"] = {"lines": rows, "errors": [error.to_json() for error in found[1].errors(found[0])]}
-    print_answer(answer, [*_screen(inspection, options, seconds), *rows], as_json=as_json)
+    more = topology_lines(inspection.inventory) if show is not None else []
+    print_answer(answer, [*_screen(inspection, options, seconds, more), *rows], as_json=as_json)
     if found is not None:
         found[1].require(found[0])
     require(inspection.findings)
@@ -98,13 +109,14 @@ def _is_job(path: Path) -> bool:
         return False
 
 
-def _screen(inspection: InspectResult, options: InspectOptions, seconds: float) -> list[str]:
+def _screen(inspection: InspectResult, options: InspectOptions, seconds: float, more: list[str]) -> list[str]:
+    """more: tables that were asked for."""
     inventory, findings = inspection.inventory, inspection.findings
     hosts = len(inspection.cluster.hosts)
     return [
         *host_table(inventory),
         *total_lines(inventory),
-        "",
+        *(more or [""]),
         *(network_lines(inspection.networks) if options.wants("network") else []),
         *pair_lines(inventory.pairs),
         *finding_lines(inventory, [each for each in findings if not is_acknowledged(each, inspection.cluster)]),

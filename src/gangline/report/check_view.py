@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gangline.checks.rules import Finding
-from gangline.inventory.facts import HostFacts, Inventory
+from gangline.inventory.facts import HostFacts, Inventory, Nic, Topology, distance
 from gangline.inventory.pairs import Pairs, Skipped
 from gangline.inventory.rank_interface import NetworkChoice
 from gangline.report.machine_totals import totals_of
@@ -25,6 +25,74 @@ def total_lines(inventory: Inventory) -> list[str]:
     if totals.hosts < 2 and totals.num_cards < 2:
         return []
     return ["", " · ".join(totals.words()), *filter(None, [totals.weights_line()])]
+
+
+WAYS = (
+    "NV#: NVLinks · PIX, PXB: one bridge of PCIe, several · PHB: through the processor · NODE: within one NUMA node · "
+    "SYS: between processors"
+)
+
+
+def topology_lines(inventory: Inventory) -> list[str]:
+    """How the cards and network adapters of each host are joined, a row per device; equal hosts in one table."""
+    groups: dict[tuple[tuple[str, ...], ...], list[HostFacts]] = {}
+    for facts in inventory.hosts:
+        groups.setdefault(tuple(_devices(facts)), []).append(facts)
+    lines: list[str] = []
+    for rows, hosts in groups.items():
+        first = hosts[0]
+        label = " (simulated cards)" if first.gpu_driver.simulated else ""
+        lines += ["", clean(f"topology  {fold_names([facts.host for facts in hosts])}{label}")]
+        lines += table(("device", "what", "numa", "link", "other cards", "network"), rows) if rows else ["no device"]
+        if len(first.gpus) > 1 and first.topology is None:
+            lines.append("what lies between the cards is not known: nvidia-smi topo -m gave no table")
+    is_known = any(facts.topology is not None for facts in inventory.hosts)
+    return [*lines, *([WAYS] if is_known else []), ""]
+
+
+def _devices(facts: HostFacts) -> list[tuple[str, ...]]:
+    cards: list[tuple[str, ...]] = [
+        (
+            f"GPU{gpu.index}",
+            gpu.name,
+            _numa(gpu.numa_node),
+            _link(gpu.pcie_generation_max, gpu.pcie_width),
+            *_joined_to(f"GPU{gpu.index}", facts.topology, alone=len(facts.gpus) == 1),
+        )
+        for gpu in facts.gpus
+    ]
+    return cards + [
+        (nic.name, nic.driver or nic.kind, _numa(nic.numa_node), _speed(nic), "", "")
+        for nic in facts.nics
+        if nic.kind in {"ethernet", "infiniband", "wifi"} and nic.up
+    ]
+
+
+def _joined_to(card: str, topology: Topology | None, *, alone: bool) -> tuple[str, str]:
+    """The other cards by what lies between, nearest first; the nearest network adapters. alone: there is no other."""
+    if topology is None:
+        return "-" if alone else "?", "?"
+    ways: dict[str, list[str]] = {}
+    for other in topology.gpus:
+        if (kind := topology.joint(card, other)) is not None:
+            ways.setdefault(kind, []).append(other)
+    others = "; ".join(f"{kind} {fold_names(ways[kind])}" for kind in sorted(ways, key=distance))
+    best = topology.nearest(card, topology.adapters)
+    near = [name for name in topology.adapters if best is not None and topology.joint(card, name) == best]
+    return others or "-", f"{best} {fold_names(near)}" if near else "-"
+
+
+def _numa(node: int | None) -> str:
+    return "-" if node is None or node < 0 else str(node)
+
+
+def _link(generation: int | None, lanes: int | None) -> str:
+    return "-" if generation is None or lanes is None else f"PCIe {generation} x{lanes}"
+
+
+def _speed(nic: Nic) -> str:
+    """Of the link, in Gbit/s; that of a wireless one changes."""
+    return "-" if nic.speed_mbps is None or nic.speed_mbps <= 0 else f"{nic.speed_mbps / 1000:g} Gbit/s"
 
 
 def network_lines(networks: Mapping[str, NetworkChoice]) -> list[str]:
