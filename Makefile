@@ -15,7 +15,7 @@ STORY := tests/lab/test_story.py
 # What `make test` leaves to a verb of its own, for it is to take 15 minutes; CI runs them all (docs/decisions/0049).
 PREPARE := tests/process/prepare tests/process/agent/prepare $(wildcard tests/lab/test_prepare*.py)
 LAUNCHERS := $(addprefix tests/process/launch/test_,started_by_others.py other_launchers.py) \
-	$(addprefix tests/lab/test_,mpirun.py started_by_deepspeed.py)
+	$(addprefix tests/lab/test_,mpirun.py own_launch_commands.py started_by_deepspeed.py)
 RAY := tests/process/launch/test_ray_contract.py tests/lab/test_ray.py
 METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py architecture.py compiled.py nf4.py optimizers.py \
 	recipes.py spikes.py)

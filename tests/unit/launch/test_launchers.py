@@ -219,6 +219,7 @@ def test_a_choice_that_the_cluster_cannot_meet_is_refused(command, what):
         ("torchrun --nproc-per-node 2", r"torchrun has no program to start"),
         ("deepspeed --autotuning tune train.py", r"deepspeed: --autotuning tune"),
         ("deepspeed --include pc1 --exclude pc2 train.py", r"--include with --exclude"),
+        ("deepspeed --launcher OpenMPI --launcher_args='-x A=1' train.py", r"deepspeed: --launcher_args -x A=1"),
         ("accelerate launch --use_megatron_lm train.py", r"--use_megatron_lm"),
         ("accelerate launch --tpu train.py", r"--tpu"),
         ("mpirun -n 1 python a.py : -n 1 python b.py", r"between several programs"),
@@ -236,6 +237,16 @@ def test_a_choice_that_the_cluster_cannot_meet_is_refused(command, what):
 def test_what_cannot_be_honoured_is_refused_by_its_name(command, what):
     with pytest.raises(UsageError, match=what):
         off(command)
+
+
+def test_words_for_the_pdsh_of_deepspeed_are_not_needed():
+    taken = off("deepspeed --launcher=pdsh --launcher_args=-S --num_nodes 1 train.py")
+    assert [note.partition(":")[0] for note in taken.notes[1:]] == [
+        "--launcher pdsh",
+        "--num_nodes 1",
+        "--launcher_args -S",
+    ]
+    assert taken.notes[2].endswith("on the first host of the cluster file")
 
 
 @pytest.mark.parametrize("line", ["import horovod.torch as hvd", "from mpi4py import MPI", "import ray"])

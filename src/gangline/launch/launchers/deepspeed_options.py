@@ -20,6 +20,9 @@ from gangline.launch.launchers.taking_off import (
     shown,
 )
 
+PDSH = "pdsh"
+"""What it starts the ranks by, unless `--launcher` says otherwise."""
+OWN_WAY = "gangline reaches the hosts in its own way"
 ENVIRONMENT_FILE = ".deepspeed_env"
 """Variables for the ranks, NAME=VALUE in a line, in the user's home folder and in the current one."""
 
@@ -37,7 +40,8 @@ def _exclude(wishes: Wishes, option: str, value: str) -> None:
 def _num_hosts(wishes: Wishes, option: str, value: str) -> None:
     number = wishes.count(option, value)
     wishes.place(num_hosts=number)
-    wishes.notes.append(f"{shown(option, value)}: on the first {number} hosts of the cluster file")
+    where = "the first host" if number == 1 else f"the first {number} hosts"
+    wishes.notes.append(f"{shown(option, value)}: on {where} of the cluster file")
 
 
 def _finish(wishes: Wishes) -> None:
@@ -48,11 +52,25 @@ def _finish(wishes: Wishes) -> None:
         raise wishes.refuse(
             "--num_nodes or --num_gpus with --include or --exclude", "DeepSpeed refuses both", "leave one out"
         )
+    if "launcher_args" in given:
+        _launcher_words(wishes, given["launcher_args"], launcher=given.get("launcher", PDSH).lower())
     if "no_local_rank" not in given:
         given["local_rank_flag"] = "--local_rank"
     home = wishes.variables.get("HOME")
     for folder in (*([Path(home)] if home else []), wishes.folder):
         _read_environment(wishes, folder / ENVIRONMENT_FILE)
+
+
+def _launcher_words(wishes: Wishes, words: str, *, launcher: str) -> None:
+    """Words for pdsh say how hosts are reached; those for an MPI or srun may hold variables and places of ranks."""
+    option = f"--launcher_args {words}"
+    if launcher != PDSH:
+        raise wishes.refuse(
+            option,
+            f"it is for {launcher}, which gangline does not start",
+            "leave it out; variables stand in front of the command: NAME=VALUE deepspeed ...",
+        )
+    wishes.notes.append(f"{option}: dropped; {OWN_WAY}")
 
 
 def _read_environment(wishes: Wishes, path: Path) -> None:
@@ -75,13 +93,9 @@ DEEPSPEED = require_rows(
             *kept("--module --no_python --no_local_rank"),
             *dropped(IN_CLUSTER_FILE, "-H|--hostfile= --node_rank= --force_multi"),
             *dropped(MEETING, "--master_port= --master_addr="),
-            *dropped("gangline reaches the hosts in its own way", "--launcher= --no_ssh --no_ssh_check --ssh_port="),
+            *dropped(OWN_WAY, "--launcher= --no_ssh --no_ssh_check --ssh_port="),
             *dropped(OUTPUT, "--enable_each_rank_log= --log_level= -q|--quiet --save_pid"),
-            *refused(
-                "it is for a launcher that gangline does not start",
-                "leave it out; variables stand in front of the command: NAME=VALUE deepspeed ...",
-                "--launcher_args=",
-            ),
+            *kept("--launcher_args="),
             *refused("gangline runs one training", "try settings with gangline sweep", "--autotuning="),
             *refused("gangline binds no rank to cores", "leave it out", "--bind_cores_to_rank --bind_core_list="),
             *refused(
