@@ -133,6 +133,16 @@ def locked(hosts):
     return {"ran": ran, "left": left, "differences": equal}
 
 
+def images(hosts, image):
+    """The prefix of every host for one container image of podman, or the error."""
+    with reached(hosts, environment=Environment(kind="podman", path=image)) as (cluster, transports):
+        try:
+            placed = place_environments(cluster, Inventory(gathered="", hosts=()), transports, home=Path.home())
+        except GanglineError as error:
+            return {"error": str(error)}
+    return {host.name: list(host.prefix) for host in placed.hosts}
+
+
 def judged(hosts):
     """What the checks say of hosts whose environment gangline builds, and what is there afterwards."""
     with reached(hosts, environment=Environment(kind="locked")) as (cluster, transports):

@@ -24,6 +24,7 @@ OPTIONAL_PROGRAMS = (
     "sudo",
     "podman",
     "crun",
+    "docker-registry",
 )
 SLURM_PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "slurmdbd", "mariadbd", "mariadb-install-db")
 BARE_PROGRAMS = (

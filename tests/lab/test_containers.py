@@ -16,6 +16,7 @@ import pytest
 
 from tests.lab import limits
 from tests.lab.hosts import lab_folders
+from tests.lab.test_sync import entries
 from tests.lab.user import NewUser, processes_of_runs
 
 pytestmark = [pytest.mark.lab("root", "podman", "crun"), pytest.mark.timeout(1500)]
@@ -113,6 +114,19 @@ def image(tmp_path_factory):
     return folder
 
 
+REGISTRY = """
+version: 0.1
+storage: {filesystem: {rootdirectory: /root/registry}}
+http: {addr: "127.0.0.1:5000"}
+"""
+PLAIN = """
+[[registry]]
+location = "localhost:5000"
+insecure = true
+"""
+"""It speaks HTTP on its own host's loopback alone."""
+
+
 def _libraries(files):
     said = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True).stdout
     found = {Path(path) for path in re.findall(r"(?<!\S)(/\S+\.so\S*)(?= \(0x)", said)}
@@ -192,3 +206,40 @@ def test_a_host_without_podman_or_an_image_that_nobody_has_is_refused_before_any
     refused = user.types("run", "--dir", "project", "--", "train.py", "saved", code=None, timeout_s=300)
     assert "h0: docker is not installed" in refused.stderr
     assert made["h0"].run(["sh", "-c", "ls gangline/runs"]).stdout == ""
+
+
+@pytest.mark.lab("docker-registry")
+def test_an_image_of_a_private_registry_is_pulled_by_its_digest_once_and_handed_on_by_its_id(engines):
+    """The registry is reached by the first host alone, so that the other one can have it from nowhere else."""
+    made = engines(2)
+    first, _second = made.hosts
+    first.write("registry.yml", REGISTRY)
+    first.write("/etc/containers/registries.conf", PLAIN)
+    first.write("root/made-here", "not the whole of a system, which is not run here")
+    name = "localhost:5000/train"
+    serve = "nohup docker-registry serve registry.yml > registry.log 2>&1 & for _ in $(seq 100); do "
+    first.check(
+        [
+            "sh",
+            "-c",
+            serve
+            + "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 5000))' && exit; sleep 0.2; done; exit 1",
+        ]
+    )
+    first.check(["sh", "-c", f"tar cf root.tar -C root . && podman import -q root.tar {name}:1"])
+    first.check(["podman", "push", "-q", "--digestfile", "digest", f"{name}:1"])
+    digest = first.read("digest").decode().strip()
+    first.check(["podman", "image", "rm", "-a", "-f"])
+    assert first.check(["podman", "image", "ls", "-a", "-q"]) == ""
+
+    found = made.user.call("tests.lab.cases_sync:images", hosts=entries(made), image=f"{name}@{digest}")
+    ids = [host.check(["podman", "image", "ls", "-a", "-q", "--no-trunc"]).split() for host in made.hosts]
+    assert ids[0] == ids[1] != []
+    assert {prefix[-1] for prefix in found.values()} == {ids[0][0].removeprefix("sha256:")}
+    pulls = re.findall(r'"GET /v2/train/manifests/[^"]*"', first.read("registry.log").decode())
+    assert all(digest in pull for pull in pulls)
+    assert pulls
+
+    other = digest[:-4] + ("0000" if digest[-4:] != "0000" else "1111")
+    refused = made.user.call("tests.lab.cases_sync:images", hosts=entries(made), image=f"{name}@{other}")["error"]
+    assert f"no host has the image {name}@{other}, and h0 cannot pull it" in refused

@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # importing packaging takes 40 ms, and most commands read no 
 _OPTION = re.compile(
     r"(--index-url|--extra-index-url|--find-links|--trusted-host|-i|-f)([=\s]\s*)(\S+)|--no-index|--pre|--prefer-binary"
 )
+_CONDA = re.compile(r"^(?:@EXPLICIT|channels:|dependencies:)\s*$|^\s{0,4}(?:- )?manager:\s*conda\s*$", re.MULTILINE)
+"""Of an explicit list, an environment.yml, a conda-lock.yml."""
 _HASH = re.compile(r"\s--hash[=\s]\s*([a-z0-9]+:[0-9a-f]+)")
 
 
@@ -117,6 +119,13 @@ def read_lock(text: str, name: str) -> Lock:
 
     What `pip freeze`, `pip-compile` and `uv pip compile` write is understood, with hashes or without.
     """
+    if _CONDA.search(text):
+        raise UsageError(
+            f"{shown(name)} is a file of conda, and gangline creates no conda environment",
+            seen="expected a requirements file, in which every package has its version: torch==2.13.0",
+            fix="create it on every host, in the same folder: conda create --prefix /opt/train --file LOCK (conda-lock "
+            "install for a conda-lock.yml); then write `environment: {conda: /opt/train}`",
+        )
     pins: list[Pin] = []
     options: list[str] = []
     wrong: list[str] = []

@@ -90,6 +90,25 @@ def test_an_empty_or_absent_lock_is_refused(tmp_path: Path) -> None:
         load_lock(str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# platform: linux-64\n@EXPLICIT\nhttps://conda.anaconda.org/conda-forge/linux-64/zlib-1.3.1-hb9d3cd8_2.conda\n",
+        "name: train\nchannels:\n  - conda-forge\ndependencies:\n  - python=3.11\n",
+        "version: 1\npackage:\n- name: zlib\n  version: 1.3.1\n  manager: conda\n  platform: linux-64\n",
+    ],
+    ids=["explicit", "environment.yml", "conda-lock.yml"],
+)
+def test_a_file_of_conda_is_refused_with_what_to_do(text: str) -> None:
+    with pytest.raises(UsageError, match=r"a\.lock is a file of conda") as caught:
+        read_lock(text, "a.lock")
+    assert "environment: {conda: /opt/train}" in caught.value.fix
+
+
+def test_packages_that_belong_to_conda_by_name_are_packages() -> None:
+    assert len(read_lock("conda-inject==1.3.2\n# dependencies: none\ntorch==2.13.0\n", "a.lock").pins) == 2
+
+
 def test_ganglines_own_lock_is_made_from_its_constraints() -> None:
     root = Path(__file__).parents[3]
     if not (root / "constraints.txt").exists():
