@@ -56,6 +56,7 @@ def test_a_run_that_waits_says_why_and_is_cancelled_by_stop(account):
     account.lab.wait_state(blocker, "RUNNING")
     run = account.runs()
     assert account.row(run)["phase"] == "queued"
+    assert "has not begun" in account.types("save", run, code=2).stderr
     assert "Resources" in account.types("ps").stdout
     job = account.job_of(run)
     account.types("stop", run)
@@ -108,9 +109,14 @@ def test_scancel_ends_a_run_and_nothing_is_left(account):
     account.leaves_nothing()
 
 
-def test_a_run_that_trains_is_stopped_with_a_checkpoint_and_leaves_nothing(account, model):
+def test_a_run_that_trains_saves_on_request_and_is_stopped_with_a_checkpoint_and_leaves_nothing(account, model):
     run = account.trains(model, job=ENDLESS)
-    account.awaits_step(run, 25)
+    account.awaits_step(run, 1)
+    name, *words, step = account.types("save", run).stdout.split()
+    assert (name, words) == (run, ["saved", "step"])
+    folders = account.desk.check(["sh", "-c", f"ls -d work/*/runs/{run}/checkpoints/step-{int(step):08d}/COMMITTED"])
+    assert len(folders.split()) == 2
+    account.awaits_step(run, int(step) + 1)
     account.types("stop", run)
     row = account.row(run)
     assert row["phase"] == "stopped"

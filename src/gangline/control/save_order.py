@@ -119,7 +119,7 @@ def _require_running(run: RunHandle, record: RunRecord) -> int:
         raise_failure(record)
     if record.phase == "running" and record.state is not None:
         return record.state.attempt
-    words, fix = _NO_RANKS.get(record.phase, ("has ended", "gangline resume {} continues it"))
+    words, fix = _NO_RANKS.get(record.phase, ("has ended", "gangline ps {} shows how, and what it has saved"))
     raise UsageError(
         f"{name} {words}",
         seen=f"expected a run whose ranks train, found one that is {record.phase}",
