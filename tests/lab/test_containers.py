@@ -116,7 +116,7 @@ def image(tmp_path_factory):
 
 REGISTRY = """
 version: 0.1
-storage: {filesystem: {rootdirectory: /root/registry}}
+storage: {filesystem: {rootdirectory: registry}}
 http: {addr: "127.0.0.1:5000"}
 """
 PLAIN = """
