@@ -445,10 +445,11 @@ class LogSearch:
 
     def _reason_above(self, at: int, last: str) -> str:
         """The line above the last words of a program, where it tells more exactly what is wrong; else empty."""
+        if len(self._class_by_shape) >= _MOST_CLASSED or last.translate(_NO_DIGITS) in self._class_by_shape:
+            return ""
         above = self._begun[at - 1] if at else self._before[-1] if self._before else b""
         text = above[:_WINDOW].decode("utf-8", "replace").strip()
-        is_known = last.translate(_NO_DIGITS) in self._class_by_shape
-        return text if not is_known and words_told(last) is None and words_told(text) is not None else ""
+        return text if words_told(last) is None and words_told(text) is not None else ""
 
     def _look_for_trouble(self) -> None:
         """Note the first line at the end of the log in which a program says, in words of its own, what is wrong, and
