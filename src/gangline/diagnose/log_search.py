@@ -573,11 +573,14 @@ class LogSearch:
 
     def _below(self, at: int, text: str) -> str:
         """A line with those below it."""
-        room, below = THEN_CHARS, at + 1
-        while room > 0 and below < min(at + _AHEAD, len(self._begun)):
-            room -= len(self._begun[below]) + 1
-            below += 1
-        more = b"\n".join(self._begun[at + 1 : below]).decode("utf-8", "replace")
+        room, taken = THEN_CHARS, 0
+        lines = self._begun[at + 1 : at + _AHEAD]
+        for line in lines:
+            room -= len(line) + 1
+            taken += 1
+            if room <= 0:
+                break
+        more = b"\n".join(lines[:taken]).decode("utf-8", "replace")
         return f"{text}\n{more[:THEN_CHARS]}"
 
     def _note(self, pattern: _Pattern, match: re.Match[str], number: int, line: bytes) -> None:
