@@ -686,8 +686,12 @@ def _place(lines: Sequence[bytes]) -> str:
 
 
 def _by_words(found: Sighting, text: str, code: str) -> tuple[str, str]:
-    """What an error of which only the class is known means and what to do, by its own words, where they tell it."""
-    told = words_told(text, code)
+    """What an error means and what to do by its own words, where no row tells of them and only its class is known, or a
+    row that names no value.
+    """
+    row = known_failures().get(found.id)
+    is_exact = found.level != "error" and row is not None and "{0}" in row.means
+    told = None if is_exact else words_told(text, code)
     if told is None:
         return found.means, found.fix
     if found.level == "error":
