@@ -55,7 +55,7 @@ def main() -> None:
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
         cases += [*_strategy_cases(zygote), *_offload_cases(zygote), *_strategy_resume_cases(zygote, begun)]
-        cases += _own_cases(zygote)
+        cases += [*_own_cases(zygote), *_moving_cases(zygote)]
         cases += [*_rows_cases(zygote), *_rows_resume_cases(zygote, begun)]
         cases += [*_zero_cases(zygote), *_zero_resume_cases(zygote, begun)]
         cases = [case for case in cases if arguments.only in case[0]]
@@ -172,6 +172,18 @@ def _own_cases(zygote: Zygote) -> Iterator[Case]:
                 words["settings"] = [[1, each] for each in recomputes]
                 name = f"losses of 100 packed steps, some recompute, under {strategy} {precision} {method}"
                 yield f"{name} {_text(shares)} ({_text(rows)})", bar, lambda w=words: _losses(zygote, w)
+
+
+def _moving_cases(zygote: Zygote) -> Iterator[Case]:
+    """The same, and some move inputs of layers to the machine's memory: on a processor by the same hooks."""
+    moving = [[1, True, True], [3, False, False], [8, True, None], [2, True, True]]
+    for strategy, shares in (("ddp", [3, 7, 14]), ("fsdp", [3, 7, 14]), ("hsdp", [3, 7, 5, 9])):
+        for method in METHODS[:2]:
+            words = {"shares": shares, "settings": moving[: len(shares)], "strategy": strategy, "method": method}
+            for precision, bar in (("fp64", 1e-9), ("fp32", 1e-5)):
+                name = f"gradient, some move inputs of layers, under {strategy} {precision} {method} {_text(shares)}"
+                more = {**words, "precision": precision, "packed": True}
+                yield f"packed {name}", bar, lambda w=more: _own_gradient(zygote, w)
 
 
 def _offload_cases(zygote: Zygote) -> Iterator[Case]:
