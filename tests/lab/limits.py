@@ -35,6 +35,11 @@ def processes_of(pid: int) -> list[int]:
     return found
 
 
+def shown() -> tuple[Path, ...]:
+    """Folders for a host's `binds`, so that its programs see the limit of their memory and whom the kernel killed."""
+    return (BASE,) if version() == 2 else (BASE, BASE / "memory")
+
+
 class ControlGroup:
     """One host's bounds. The switch removes the group when the lab has ended."""
 
@@ -88,3 +93,12 @@ class ControlGroup:
         name = "memory.events" if version() == 2 else "memory.oom_control"
         found = re.search(r"^oom_kill (\d+)", (self.folders["memory"] / name).read_text(), re.MULTILINE)
         return int(found[1]) if found else 0
+
+    def held_mb(self) -> int:
+        """MiB that its processes hold, without pages of files, which the kernel takes back where memory is short."""
+        used, files = ("memory.current", "file") if version() == 2 else ("memory.usage_in_bytes", "total_cache")
+        shared = "shmem" if version() == 2 else "total_shmem"
+        rows = [line.split() for line in (self.folders["memory"] / "memory.stat").read_text().splitlines()]
+        found = {name: int(size) for name, size in rows}
+        held = int((self.folders["memory"] / used).read_text()) - found[files] + found[shared]
+        return held >> 20

@@ -145,6 +145,16 @@ class LabHost:
             self._cgroup.add(limits.processes_of(self.pid))
         self._cgroup.limit(memory_mb=memory_mb, cpus=cpus)
 
+    @property
+    def held_mb(self) -> int:
+        """MiB that its processes hold and cannot give back, once it has a bound on its memory."""
+        return self._cgroup.held_mb() if self._cgroup is not None else 0
+
+    @property
+    def num_killed(self) -> int:
+        """How many of its processes the kernel killed for want of memory, since it has a bound."""
+        return self._cgroup.num_killed() if self._cgroup is not None else 0
+
     def kill(self) -> None:
         """It crashes: all its processes are gone at once, and its peers' connections are reset."""
         self.space.kill()
