@@ -17,6 +17,7 @@ from gangline.cli.output import Terminal, print_data, print_json
 from gangline.context import REAL, cluster_file, default_home, load_cluster, reached
 from gangline.control.end import stop
 from gangline.control.other_users import refuse_of_another
+from gangline.control.save_order import order_save
 from gangline.control.supervision import open_run
 from gangline.control.watching import ClusterWatch, RunWatch
 from gangline.errors import UsageError
@@ -45,8 +46,8 @@ def command(
 ) -> None:
     """Show what every machine and rank does: load, memory, cards, rates, phases, waits, losses, events.
 
-    Changes nothing, but for the key x, which asks first. Without a terminal it prints a screen every 10 s until the run
-    has ended. The terminal needs gangline[top].
+    Changes nothing, but for the keys w, a save, and x, a stop, which asks first. Without a terminal it prints a screen
+    every 10 s until the run has ended. The terminal needs gangline[top].
     """
     is_plain = once or as_json or not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not is_plain:
@@ -128,7 +129,9 @@ def _show(watch: RunWatch | ClusterWatch) -> str | None:
 
     actions = None
     if isinstance(watch, RunWatch):
-        actions = DashboardActions(log=watch.log, stack=watch.stack, stop=lambda: _stop(watch), runs=_runs)
+        actions = DashboardActions(
+            log=watch.log, stack=watch.stack, save=lambda: _save(watch), stop=lambda: _stop(watch), runs=_runs
+        )
     app = DashboardApp(watch.look(), watch.look, actions=actions, interval_s=INTERVAL_S, plain=not speaks_braille())
     with signals.leaving_within(LEAVE_S):
         chosen: str | None = app.run()
@@ -139,6 +142,13 @@ def _show(watch: RunWatch | ClusterWatch) -> str | None:
 
 def _runs() -> list[str]:
     return [record.id for record in list_runs(default_home())]
+
+
+def _save(watch: RunWatch) -> str:
+    run_id = watch.run.layout.run_id
+    refuse_of_another(run_id, home=default_home())
+    is_script = order_save(watch.run).is_script
+    return f"the script of {run_id} is told to save" if is_script else f"{run_id} saves after its next step"
 
 
 def _stop(watch: RunWatch) -> str:

@@ -41,6 +41,8 @@ class DashboardActions:
 
     log: Callable[[int], list[str]]
     stack: Callable[[int], list[str]]
+    save: Callable[[], str]
+    """Order the run to save and go on; what to say about it."""
     stop: Callable[[], str]
     """Order the run to save and end; what to say about it."""
     runs: Callable[[], list[str]]
@@ -63,6 +65,7 @@ class DashboardApp(App[str]):
         Binding("q", "quit", "quit"),
         Binding("l", "log", "log"),
         Binding("s", "stack", "stack"),
+        Binding("w", "save", "save"),
         Binding("x", "stop", "stop"),
         Binding("r", "runs", "runs"),
     ]
@@ -101,7 +104,7 @@ class DashboardApp(App[str]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A cluster without a run has no ranks to ask and nothing to stop."""
         del parameters
-        return self._actions is not None or action not in {"log", "stack", "stop", "runs"}
+        return self._actions is not None or action not in {"log", "stack", "save", "stop", "runs"}
 
     def _begin_look(self) -> None:
         """Look in a thread: hosts may take seconds, and keys must not wait for them."""
@@ -146,6 +149,11 @@ class DashboardApp(App[str]):
         """Show where a rank stands."""
         if self._actions is not None:
             self._of_rank("stack", self._actions.stack)
+
+    def action_save(self) -> None:
+        """Order the run to save after its next step; it goes on, so nothing is asked."""
+        if self._actions is not None:
+            self._in_thread(self._actions.save, lambda said: self.notify(said, markup=False))
 
     def action_stop(self) -> None:
         """Order the run to stop, once that was confirmed."""

@@ -22,12 +22,13 @@ class Desk:
 
     def __init__(self):
         self.stopped = threading.Event()
+        self.saves = 0
         self.looks = 0
         state = RunState(name="tiny", phase="running", supervisor=ProcessId.current())
         self.run = WatchedRun(record=RunRecord(id="calm-otter-7", state=state))
         ranks = [{"rank": rank, "host": "[bold]pc1", "micro_batches": 1} for rank in (0, 1)]
         self.run.history.add({"kind": "step", "step": 1, "steps": 9, "loss": 3.0, "step_s": 1.0, "ranks": ranks})
-        actions = DashboardActions(log=self.log, stack=self.log, stop=self.stop, runs=self.runs)
+        actions = DashboardActions(log=self.log, stack=self.log, save=self.save, stop=self.stop, runs=self.runs)
         self.app = DashboardApp(self.state(), self.look, actions=actions, interval_s=0.05, plain=False)
 
     def state(self):
@@ -44,6 +45,10 @@ class Desk:
     def stop(self):
         self.stopped.set()
         return "calm-otter-7 saves and ends"
+
+    def save(self):
+        self.saves += 1
+        return "calm-otter-7 saves after its next step"
 
     def runs(self):
         return ["calm-otter-7", "brave-fox-1", "brave-elk-2"]
@@ -114,6 +119,14 @@ def test_a_run_is_stopped_only_after_yes(answer, is_stopped):
 def test_escape_stops_nothing():
     desk = Desk()
     desk.press("x", "escape")
+    assert not desk.stopped.is_set()
+
+
+def test_a_save_is_ordered_at_once_and_told():
+    desk, told = Desk(), []
+    desk.press("w", then=lambda app: told.extend(note.message for note in app._notifications))
+    assert desk.saves == 1
+    assert told == ["calm-otter-7 saves after its next step"]
     assert not desk.stopped.is_set()
 
 
