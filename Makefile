@@ -16,6 +16,7 @@ STORY := tests/lab/test_story.py
 PREPARE := tests/process/prepare tests/process/agent/prepare $(wildcard tests/lab/test_prepare*.py)
 LAUNCHERS := $(addprefix tests/process/launch/test_,started_by_others.py other_launchers.py) \
 	$(addprefix tests/lab/test_,mpirun.py own_launch_commands.py started_by_deepspeed.py)
+TRACKERS := tests/process/test_real_trackers.py
 RAY := tests/process/launch/test_ray_contract.py tests/lab/test_ray.py
 METHODS := $(addprefix tests/train/test_,adam8.py adapter_options.py adapters.py architecture.py compiled.py nf4.py optimizers.py \
 	recipes.py spikes.py)
@@ -27,10 +28,10 @@ KERNELS := tests/train/test_kernels.py
 CONTAINERS := tests/lab/test_containers.py
 STRATEGIES := $(addprefix tests/train/test_,fsdp.py local_sgd.py pipeline.py story_parts.py story_rounds.py \
 	tensor_parallel.py zero.py)
-APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(STRATEGIES) $(METHODS) $(USE) $(MEASURE) $(KERNELS) $(CONTAINERS))
+APART := $(addprefix --ignore=,$(PREPARE) $(LAUNCHERS) $(RAY) $(STRATEGIES) $(METHODS) $(USE) $(MEASURE) $(KERNELS) $(CONTAINERS) $(TRACKERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test prepare launchers ray strategies methods use measure kernels containers browser lab slurm bare versions processors lint format bench clean
+.PHONY: help demo test prepare launchers ray strategies methods use measure kernels containers trackers browser lab slurm bare versions processors lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -77,6 +78,9 @@ kernels: .venv/kernels.stamp ## tests of the kernels of `kernels: auto`, by Trit
 containers: .venv/dev.stamp ## a script in containers of a real podman on lab hosts; its image is made of this machine's Python
 	$(BIN)/python -m pytest $(CONTAINERS)
 
+trackers: .venv/dev.stamp .trackers/stamp ## what W&B, MLflow and Trackio hold of a run; they get an environment of their own: .trackers
+	$(BIN)/python -m pytest -n 2 $(TRACKERS)
+
 browser: .venv/browser.stamp ## the page of `gangline ui` in a headless Chromium: clicks, keys, screenshots, accessibility
 	$(BIN)/python -m pytest -m page tests/browser
 
@@ -118,12 +122,18 @@ bench: .venv/dev.stamp ## our loop against others on the same model, data and th
 	$(BIN)/python -m benchmarks
 
 clean: ## remove .venv and the caches
-	rm -rf .venv .ray .versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf .venv .ray .trackers .versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
 
 # 80 MB that nothing of gangline imports: hosts have it in their own Python, tests in this one.
 .ray/stamp:
 	$(PYTHON) -m venv .ray
 	.ray/bin/python -m pip install "ray==2.60.0"
+	@touch $@
+
+# 900 MB that nothing of gangline imports: rank 0 of a run has them in its own Python, tests of trackers in this one.
+.trackers/stamp:
+	$(PYTHON) -m venv .trackers
+	.trackers/bin/python -m pip install "wandb==0.31.0" "mlflow==3.17.2" "trackio==0.43.0"
 	@touch $@
 
 # pip comes last into a new .venv: an interrupted one is made again.

@@ -111,5 +111,5 @@ TESTED = (
     Tested(package="uvicorn", accepted="0.35", lowest="0.35.0", newest="0.54.0", below="1", reason=_MAJOR),
     Tested(package="lm_eval", accepted="0.4.13", lowest="0.4.13", newest="0.4.13", below="0.5", reason=_ZERO),
 )
-"""Every package that gangline imports at run time, but for wandb, which no test has."""
+"""Every package that gangline imports at run time, but for trackers, whose versions the Makefile has."""
 BY_NAME = {each.package: each for each in TESTED}

@@ -19,7 +19,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 EXTRAS_AT_RUN_TIME = (EXTRAS[name] for name in ("train", "deepspeed", "optuna", "top", "serve", "evaluate"))
 AT_RUN_TIME = [*PROJECT["project"]["dependencies"], *(row for rows in EXTRAS_AT_RUN_TIME for row in rows)]
 TOOLS = [*PROJECT["build-system"]["requires"], *EXTRAS["dev"], *EXTRAS["wandb"], *EXTRAS["ui"], *EXTRAS["browser"]]
-TOOLS += EXTRAS["kernels"]
+TOOLS += [*EXTRAS["kernels"], *EXTRAS["mlflow"], *EXTRAS["trackio"]]
 IMPORTED_AS = {"ruamel.yaml": "ruamel"}
 NEVER_IMPORTED = {
     "tensorboard": "torch.utils.tensorboard imports it",

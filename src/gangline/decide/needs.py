@@ -23,6 +23,8 @@ from gangline.strategies.table import plan_half
 from gangline.transport.transport import read_if_there
 
 NETRC_BYTES = 1 << 16
+_EXTRAS = {"deepspeed": "deepspeed", "wandb": "wandb", "mlflow-skinny": "mlflow", "trackio": "trackio"}
+"""Packages that an extra of gangline brings -> the extra."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +183,8 @@ def _without(need: NeededPackage, cluster: Cluster, inventory: Inventory) -> Ite
             fix=f"add {need.package}{version} to that lock, or write {need.otherwise}",
         )
     if bare:
-        extra = need.package in {"deepspeed", "wandb"}
-        words = f"'gangline[{need.package}]'" if extra else need.package
+        extra = _EXTRAS.get(need.package)
+        words = f"'gangline[{extra}]'" if extra else need.package
         yield _lack(
             need,
             [host.name for host in bare],

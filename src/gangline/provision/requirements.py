@@ -82,7 +82,12 @@ class Lock:
         return tuple(pin for pin, marker in markers if marker is None or marker.evaluate(environment))
 
 
-ADDED: Mapping[str, str] = {"deepspeed": BY_NAME["deepspeed"].newest, "wandb": "0.31.0"}
+ADDED: Mapping[str, str] = {
+    "deepspeed": BY_NAME["deepspeed"].newest,
+    "wandb": "0.31.0",
+    "mlflow-skinny": "3.17.2",
+    "trackio": "0.43.0",
+}
 """Packages that gangline adds to its own lock where a job needs them -> their version. pip finds what they need in
 turn, within the lock."""
 SOURCE_ALONE = frozenset({"deepspeed"})

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from gangline.callbacks import Callbacks
 from gangline.errors import RunFailed
-from gangline.exporters import ExportedRun, Exporters
+from gangline.exporters import ExportedRun, Exporters, named_figures
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import now_iso
@@ -161,8 +161,16 @@ class Recorder:
         self._metrics = Lines(layout.metrics)
         self._events = Lines(layout.events)
         self._waits = ""
-        run = ExportedRun(run_id=layout.run_id, attempt=world.gang.attempt, folder=layout.folder, job=job.to_json())
-        self._exporters = Exporters(job.report.exporters, run, on_failure=self._exporter_failed)
+        run = ExportedRun(
+            run_id=layout.run_id,
+            attempt=world.gang.attempt,
+            folder=layout.folder,
+            job=job.to_json(),
+            metrics=layout.metrics,
+        )
+        self._exporters = Exporters(
+            job.report.exporters, run, on_failure=self._exporter_failed, on_return=self._exporter_back
+        )
         self.callbacks = Callbacks(job.callbacks, run, on_failure=self._callback_failed)
 
     def event(self, event: str, **details: Any) -> None:
@@ -189,45 +197,32 @@ class Recorder:
             }
             for rank, times in enumerate(report.times)
         ]
+        line = {"step": step, **figures, "exposed_s": round(exposed_s, 6), "ranks": ranks}
         with self._tolerance():
-            self._metrics.write(
-                "step",
-                attempt=self._world.gang.attempt,
-                step=step,
-                **figures,
-                exposed_s=round(exposed_s, 6),
-                ranks=ranks,
-            )
+            self._metrics.write("step", attempt=self._world.gang.attempt, **line)
             self._events.flush()
-        named = {f"train/{name}": figures[name] for name in ("loss", "learning_rate", "grad_norm", "tokens_per_s")}
-        named["train/exposed_s"] = exposed_s
-        if figures.get("mfu") is not None:
-            named["train/mfu"] = figures["mfu"]
-        for row in ranks:
-            for name in ("micro_batches", "data_s", "compute_s", "wait_s", "wait_others_s", "memory_bytes"):
-                named[f"rank{row['rank']}/{name}"] = row[name]
+        named = named_figures({"kind": "step", **line})
         self._exporters.step(step, named)
         self.callbacks.on_step(step, named)
 
     def evaluation(self, evaluation: Evaluation, *, step: int) -> None:
         """Note one evaluation."""
+        line = {
+            "step": step,
+            "loss": evaluation.loss,
+            "perplexity": evaluation.perplexity,
+            "label_tokens": evaluation.label_tokens,
+            "duration_s": round(evaluation.duration_s, 4),
+        }
         with self._tolerance():
-            self._metrics.write(
-                "evaluation",
-                attempt=self._world.gang.attempt,
-                step=step,
-                loss=evaluation.loss,
-                perplexity=evaluation.perplexity,
-                label_tokens=evaluation.label_tokens,
-                duration_s=round(evaluation.duration_s, 4),
-            )
-        named = {"evaluation/loss": evaluation.loss, "evaluation/perplexity": evaluation.perplexity}
+            self._metrics.write("evaluation", attempt=self._world.gang.attempt, **line)
+        named = named_figures({"kind": "evaluation", **line})
         self._exporters.evaluation(step, named)
         self.callbacks.on_evaluation(step, named)
 
-    def close(self) -> None:
-        """Flush everything."""
-        self._exporters.close()
+    def close(self, *, in_haste: bool = False) -> None:
+        """Flush everything. in_haste: after a failure, see `Exporters.close`."""
+        self._exporters.close(in_haste=in_haste)
         with self._tolerance():
             self._metrics.flush()
             self._events.flush()
@@ -239,6 +234,9 @@ class Recorder:
 
     def _exporter_failed(self, name: str, error: str) -> None:
         self.event("exporter-failed", exporter=name, error=error)
+
+    def _exporter_back(self, name: str) -> None:
+        self.event("exporter-back", exporter=name)
 
     @contextmanager
     def _tolerance(self) -> Iterator[None]:

@@ -127,17 +127,19 @@ def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: FailureExit
         checkpoints=layout.checkpoints,
         saver=lambda: saver or make_saver(),
     )
+    has_failed = True
     try:
         ending.cut.stay()
         result = Loop(session, outlets, progress).run()
         if recorder is not None:
             write_record(layout.result(gang.attempt), {"result": result, "step": progress.step})
+        has_failed = False
     except Exception as error:
         ending.save(error, last_step)
         raise
     finally:
         if recorder is not None:
-            recorder.close()
+            recorder.close(in_haste=has_failed)
     ending.well()
     session.strategy.finish()
     if saver is not None:  # a save that failed on another host may have been a good one here

@@ -66,10 +66,22 @@ def test_a_host_key_is_a_whole_key(tmp_path, key):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_jobs_projects_and_interfaces_have_plain_names(tmp_path, name):
-    job = {"name": name, "report": {"wandb": name}, "method": {"kind": "lora", "targets": ["-" + name]}}
+    job = {
+        "name": name,
+        "report": {"wandb": name, "trackio": name},
+        "method": {"kind": "lora", "targets": ["-" + name]},
+    }
     text = refused(tmp_path, "job", {**job, "model": "owner/name", "data": {"train": "hub:a/b"}, "batch": 1})
-    assert all(key in text for key in ("  name\n", "  report.wandb\n", "  method.targets.0\n"))
+    assert all(key in text for key in ("  name\n", "  report.wandb\n", "  report.trackio\n", "  method.targets.0\n"))
     assert "interface" in refused(tmp_path, "cluster", {"hosts": [{"name": "localhost", "interface": name}]})
+
+
+@pytest.mark.parametrize(
+    "address", ["pc9:5000", "ftp://pc9", "http://me:secret@pc9:5000", "http://", "sqlite:///relative.db", "file:///a"]
+)
+def test_the_address_of_a_tracker_is_one_and_has_no_password(tmp_path, address):
+    job = {"model": "owner/name", "data": {"train": "hub:a/b"}, "batch": 1, "report": {"mlflow": address}}
+    assert "report.mlflow" in refused(tmp_path, "job", job)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in {"a" * 64, "a/b"}])

@@ -76,6 +76,22 @@ def test_all_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
     assert "report.wandb needs a key" in words
 
 
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("mlflow", "mlflow-skinny", "mlflow"), ("trackio", "trackio", "trackio")]
+)
+def test_a_tracker_needs_its_package_on_the_head_alone(tmp_path: Path, name: str, package: str, extra: str) -> None:
+    options = {"mlflow": {"uri": "http://pc9:5000"}, "trackio": {"project": "p"}}
+    job = dataclasses.replace(JOB, report=ReportJob(exporters={name: options[name]}))
+    words = refusal(needs(tmp_path, job, packages={"pc1": {package: None}, "pc2": {package: "1.0"}}))
+    assert f"report.{name} needs {package}, which pc1 would not have" in words
+    assert f"pip install 'gangline[{extra}]'" in words
+    assert f"report.{name}: none" in words
+    assert needs(tmp_path, job, packages={"pc1": {package: "1.0"}, "pc2": {package: None}}) == Needs()
+    locked = with_packages(cluster(host("pc1", environment=LOCKED), host("pc2", environment=LOCKED)), job)
+    assert [text.partition("==")[0] for text in locked.hosts[0].environment.packages] == [package]
+    assert locked.hosts[1].environment.packages == ()
+
+
 def test_quantised_weights_need_bitsandbytes_which_the_lock_has(tmp_path: Path) -> None:
     job = dataclasses.replace(JOB, method=MethodJob(kind="qlora"))
     without = {"bitsandbytes": None}

@@ -24,6 +24,8 @@ PACKAGES = (
     "bitsandbytes",
     "flash-attn",
     "wandb",
+    "mlflow-skinny",
+    "trackio",
     "triton",
     "tensorboard",
     "nvidia-nccl-cu11",
