@@ -22,6 +22,7 @@
     cluster.json                                                        the hosts of this attempt (controller)
     save.json  rank-0.saves                                             the user wants a save; the user's own script
                                                                         asks for such orders (head)
+    profile.json  profile-<id>-<r>.json, .trace.json.gz                 the user wants steps recorded (head); by a rank
     result.json                                                         how rank 0 left: finished or stopped (head)
     outcome.json                                                        how the attempt ended (controller)
     times.json                                                          where the time of every rank went (controller)
@@ -38,7 +39,7 @@
   slurm.json  slurm.sbatch  slurm-<job>.log                             the job of Slurm that it is (controller)
   order.json  leave.json                                                what the user ordered of it (controller)
   prepare.lock  supervisor.lock                                         who looks after it (controller)
-  metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
+  metrics.jsonl  events.jsonl  tensorboard/  trackers/                  written by rank 0, on the head
   samples-<host>.jsonl                                                  what the host does during the run, on it
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
   export/  evaluations/step-<k>-<time>.json                              models, and scores by `evaluate` (controller)
@@ -229,6 +230,8 @@ class RunLayout:
     """The gang of one attempt."""
     save_order = attempt_file("save.json")
     """The user's order to save, on the head, until rank 0 takes it away."""
+    profile_order = attempt_file("profile.json")
+    """The user's order to record steps, on the head (`profile_order.py`, which names what the ranks leave)."""
     script_saves = attempt_file("rank-0.saves")
     """The user's own script takes such orders."""
     result = attempt_file("result.json")

@@ -46,6 +46,8 @@ class StepReport:
     """A background write is going on."""
     look: int = 0
     """All ranks are to look at the links between hosts."""
+    profile: int = 0
+    """So many steps are to be recorded from the next one on; rank 0 says it."""
     micro_batches: int = 0
     """Done by this rank (agreed: by all)."""
     norm: float = 0.0

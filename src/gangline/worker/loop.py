@@ -123,7 +123,8 @@ class TrainingRun:
         session = self.session
         self.out.enter("data", step=step + 1)
         started = time.perf_counter()
-        batch = pick(samples, session.train_set)
+        with self.out.data():
+            batch = pick(samples, session.train_set)
         # not the copy to the device: it may wait for what the device still computes
         tally.data_s += time.perf_counter() - started
         tally.tokens += batch.input_ids.numel()
@@ -191,6 +192,7 @@ class TrainingRun:
             save_failed=int(checkpoints.failed),
             slow_saves=int(checkpoints.is_slow),
             saving=int(checkpoints.is_saving),
+            profile=self.out.profile.asked() if self.out.profile is not None else 0,
             times=(times,),
             **flags,
         )
@@ -255,6 +257,7 @@ class Loop:
         while not self._is_done():
             before = progress.step
             report = self._stepper.advance()
+            self._profile(report)
             if report.save_failed and checkpoints.gives_up():
                 return "failed"
             if report.stop and progress.step < session.total_steps:
@@ -271,6 +274,11 @@ class Loop:
         self._save(wait=True)
         self._tell_early_end()
         return self._end("finished")
+
+    def _profile(self, report: StepReport) -> None:
+        """Begin or end to record steps; after the step's end on every rank, before an evaluation or a save."""
+        if self._out.profile is not None:
+            self._out.profile.after(report.profile, step=self.progress.step)
 
     def _compile(self) -> None:
         """Compile the layers where the job says so, and note how long it took."""

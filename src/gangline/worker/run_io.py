@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,6 +34,7 @@ from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import PhaseFile, SaveOrder, StopFlag
 from gangline.worker.record import Recorder
 from gangline.worker.session import Session
+from gangline.worker.step_profile import StepProfile
 
 _SLOW_SAVE_S = 60.0
 """A background write that takes longer puts the next save off: waiting for it would hold the other ranks up."""
@@ -54,6 +57,7 @@ class RunIO:
     """Where the recorder is."""
     save_order: SaveOrder | None = None
     """The same."""
+    profile: StepProfile | None = None
 
     def enter(self, phase: str, *, step: int) -> None:
         """Say where this rank is; see `PhaseFile`. step: 1-based.
@@ -71,6 +75,10 @@ class RunIO:
             self.cut.check()
         if self.phase is not None:
             self.phase.beat()
+
+    def data(self) -> AbstractContextManager[Any]:
+        """Around the reading of a batch."""
+        return nullcontext() if self.profile is None else self.profile.data()
 
     def asked(self, action: Action, *, step: int) -> bool:
         """Whether a callback asks for this; once, and noted as an event. step: the last one that is done."""

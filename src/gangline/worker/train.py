@@ -24,6 +24,7 @@ from gangline.worker.rank_files import ErrorFile, Rendezvous, SaveOrder, StopFla
 from gangline.worker.record import Recorder
 from gangline.worker.run_io import LastStep, RunIO
 from gangline.worker.session import Session, build_session, open_sets
+from gangline.worker.step_profile import StepProfile
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: FailureExit
         cut=ending.cut,
         callbacks=callbacks,
         save_order=SaveOrder(layout.save_order(gang.attempt)) if recorder is not None else None,
+        profile=StepProfile(layout.profile_order(gang.attempt), world),
     )
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set, beat=outlets.beat)
     progress = restore(session, layout.checkpoints)

@@ -76,6 +76,7 @@ def test_the_help_of_a_verb_imports_that_verb_only_and_nothing_heavy(verb: str) 
         (("resume", "x"), 2),
         (("logs", "x"), 2),
         (("save", "x"), 2),
+        (("profile", "x"), 2),
         (("stop", "x"), 2),
         (("attach", "x"), 2),
         (("export", "x"), 2),

@@ -42,7 +42,7 @@ WORKS = {
 }
 LACKS_RUN = {
     verb: [verb, "calm-otter-7"]
-    for verb in ("attach", "logs", "summary", "report-bug", "save", "stop", "resume", "export")
+    for verb in ("attach", "logs", "summary", "report-bug", "profile", "save", "stop", "resume", "export")
 }
 LACKS_RUN["diff"] = ["diff", "calm-otter-7", "brave-fox-1"]
 REFUSES = {
