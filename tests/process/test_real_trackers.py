@@ -2,7 +2,7 @@
 
 `make trackers` puts W&B, MLflow and Trackio into `.trackers`, whose Python runs the processes of trackers here; without
 it these tests are skipped. W&B is offline: its file is read back. MLflow is a server of the test with a store in
-SQLite. Trackio writes its own SQLite file. The figures are those of a recorded run.
+SQLite. Trackio writes its own SQLite file. The figures are those of a recorded run, with evaluations.
 """
 
 import contextlib
@@ -32,6 +32,7 @@ pytestmark = [
 ]
 PROJECT = "of-tests"
 RUN = "calm-otter-7"
+EVALUATION = {"kind": "evaluation", "loss": 4.5, "perplexity": 90.0171313005218}
 PATIENCE_S = 300.0
 """Three libraries and a server with a new store take seconds to come up, and much longer beside other tests."""
 READ_WANDB = """
@@ -122,8 +123,8 @@ class Desk:
 
     def __init__(self, folder):
         self.folder, self.metrics, self.told, self.attempt = folder, folder / "metrics.jsonl", [], 0
-        recorded = next(RECORDED.glob("ddp-finished/hosts/pc1/runs/*/metrics.jsonl")).read_text().splitlines()
-        self.recorded = iter(line for line in recorded if json.loads(line)["kind"] in {"step", "evaluation"})
+        recorded = next(RECORDED.glob("ddp-stopped/hosts/pc1/runs/*/metrics.jsonl")).read_text().splitlines()
+        self.recorded = iter(recorded)
         self.exporters = None
 
     def begin(self, report):
@@ -138,10 +139,16 @@ class Desk:
         )
 
     def train(self, count):
+        """So many steps, and an evaluation."""
         for _ in range(count):
-            with self.metrics.open("a") as stream:
-                stream.write(next(self.recorded) + "\n")
-            self.exporters.step(1, {})
+            line = next(self.recorded)
+            self.write(line)
+        self.write(json.dumps({**json.loads(line), **EVALUATION}))
+
+    def write(self, line):
+        with self.metrics.open("a") as stream:
+            stream.write(line + "\n")
+        self.exporters.step(1, {})
 
     def is_told(self, count):
         self.exporters.step(1, {})
@@ -205,7 +212,7 @@ def test_three_trackers_hold_the_same_figures_as_the_run_over_two_attempts(desk,
         desk.exporters.close()
     assert desk.told == []
     wanted = [(line["step"], named_figures(line)) for line in desk.lines()]
-    assert len(wanted) == 21
+    assert len(wanted) == 23
     assert any("evaluation/loss" in values for _, values in wanted)
     assert any("rank1/compute_s" in values for _, values in wanted)
 
