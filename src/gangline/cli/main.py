@@ -39,7 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("gangline.cli.logs", "print the logs of a run"),
     "explain": ("gangline.cli.explain", "say why a run failed and what to do; of any logs, too"),
     "top": ("gangline.cli.top", "show what every machine and every rank does now"),
-    "profile": ("gangline.cli.profile", "record a few steps on all ranks, for Perfetto; say where time goes"),
+    "profile": ("gangline.cli.profile", "record a few steps on all ranks, for Perfetto; where time goes"),
     "ui": ("gangline.cli.ui", "show all runs in the browser: curves, hosts, logs; stop, resume"),
     "summary": ("gangline.cli.summary", "write one page about a run, to send"),
     "diff": ("gangline.cli.diff", "compare two runs, and find where losses part"),
