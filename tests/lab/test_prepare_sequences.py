@@ -56,6 +56,7 @@ SEEN = {
 @pytest.mark.parametrize("fault", SEEN)
 def test_what_goes_wrong_is_seen(fault, monkeypatch):
     monkeypatch.setattr(prepare_sequences, "TRUE_WITHIN_S", 0.0)
+    monkeypatch.setattr(prepare_sequences, "BACK_WITHIN_S", 0.0)
     with PrepareSequence("seen", num_hosts=1) as sequence:
         fault(sequence, sequence.lab["pc1"])
         with pytest.raises(AssertionError, match=SEEN[fault]):
