@@ -4,10 +4,10 @@
         sequence.play(8)                # AssertionError with all that was done before
         sequence.end()                  # all is taken back, then what the others wrote, and the hosts are as they were
 
-After each act a new login has to work on every host, what others wrote has to be there, and the journal has to be true:
-what it has as done is there, what it has as taken back is not, and only what it has as begun may be either. `prepare
---status`, which takes back what was half-done, has to name what is there and nothing else: at the end, and after half
-of the kills.
+After each act a new login has to work on every host (within 90 s; each further try is counted), what others wrote has
+to be there, and the journal has to be true: what it has as done is there, what it has as taken back is not, and only
+what it has as begun may be either. `prepare --status`, which takes back what was half-done, has to name what is there
+and nothing else: at the end, and after half of the kills.
 
 gangline is loaded once in each sequence, and forked for each command: half of its processor time is its start, during
 which a kill would show nothing.
@@ -299,9 +299,7 @@ class PrepareSequence:
         argv = ["ssh", *words, "/usr/bin/python3", "-", f"'{json.dumps(FILES)}'"]
         done = self.lab.user.run(argv, stdin=LOOK, timeout_s=PATIENCE_S)
         deadline = time.monotonic() + BACK_WITHIN_S
-        while (
-            done.returncode and time.monotonic() < deadline
-        ):  # counted: on a machine as busy, or while the guard waits
+        while done.returncode and time.monotonic() < deadline:
             self.counts["logins again"] += 1
             time.sleep(1.0)
             done = self.lab.user.run(argv, stdin=LOOK, timeout_s=PATIENCE_S)
