@@ -177,13 +177,14 @@ def _own_cases(zygote: Zygote) -> Iterator[Case]:
 def _moving_cases(zygote: Zygote) -> Iterator[Case]:
     """The same, and some move inputs of layers to the machine's memory: on a processor by the same hooks."""
     moving = [[1, True, True], [3, False, False], [8, True, None], [2, True, True]]
+    kinds = (("fp64", "", 1e-9), ("fp32", "", 1e-5), ("fp32", " of a mixture of experts", 1e-5))
     for strategy, shares in (("ddp", [3, 7, 14]), ("fsdp", [3, 7, 14]), ("hsdp", [3, 7, 5, 9])):
         for method in METHODS[:2]:
             words = {"shares": shares, "settings": moving[: len(shares)], "strategy": strategy, "method": method}
-            for precision, bar in (("fp64", 1e-9), ("fp32", 1e-5)):
-                name = f"gradient, some move inputs of layers, under {strategy} {precision} {method} {_text(shares)}"
-                more = {**words, "precision": precision, "packed": True}
-                yield f"packed {name}", bar, lambda w=more: _own_gradient(zygote, w)
+            for precision, kind, bar in kinds:
+                name = f"gradient{kind}, some move inputs of layers, under {strategy} {precision} {method}"
+                more = {**words, "precision": precision, "packed": not kind, "mixture": bool(kind)}
+                yield f"{'' if kind else 'packed '}{name} {_text(shares)}", bar, lambda w=more: _own_gradient(zygote, w)
 
 
 def _offload_cases(zygote: Zygote) -> Iterator[Case]:
