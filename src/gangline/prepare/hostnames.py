@@ -12,6 +12,7 @@ from gangline.prepare.prepare_step import (
     PrepareStep,
     StepPlan,
     StepView,
+    activated,
     with_block,
 )
 from gangline.runs.cluster import Host
@@ -26,7 +27,12 @@ GENERIC = frozenset(
 LOOPBACK = re.compile(r"127\.|::1$")
 KEPT = frozenset({"localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"})
 MARK = "# gangline prepare names: "
-ASKS = Asks(files=(HOSTS, HOSTNAME), commands={"nodename": ("uname", "-n")}, programs=("hostname", "hostnamectl"))
+MDNS = "avahi-daemon.service"
+ASKS = Asks(
+    files=(HOSTS, HOSTNAME),
+    commands={"nodename": ("uname", "-n"), "mdns": ("systemctl", "is-active", MDNS)},
+    programs=("hostname", "hostnamectl"),
+)
 
 
 def plan(view: StepView) -> StepPlan:
@@ -38,8 +44,11 @@ def plan(view: StepView) -> StepPlan:
     changes: list[Change] = []
     reasons: list[str] = []
     if new != old:
-        changes += _renamed(view, old, new)
-        reasons.append(f"its hostname {old} is {_fault(view, old)}")
+        renamed = tuple(_renamed(view, old, new))
+        announces = len(renamed) > 1 and reading.output("mdns") == "active"
+        changes += activated(renamed, ("systemctl", "restart", MDNS)) if announces else renamed
+        announced = f"; by mDNS it becomes {new}.local" if announces else ""
+        reasons.append(f"its hostname {old} is {_fault(view, old)}{announced}")
     before = reading.files[HOSTS]
     wanted = _hosts_text(view, new, old)
     if before.text != wanted:

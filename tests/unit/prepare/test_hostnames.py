@@ -56,6 +56,22 @@ def done(found, plan):
     )
 
 
+def test_what_announces_the_name_on_the_network_starts_again_after_it_and_after_an_undo():
+    found = reading("debian")
+    announcing = dataclasses.replace(found, commands={**found.commands, "mdns": "active"})
+    again = ("systemctl", "restart", "avahi-daemon.service")
+    plan = planned(announcing, reading("tower"))
+    first, _, named, last, *_ = plan.changes
+    assert (first.argv, first.undo) == ((), again)
+    assert named.argv == ("hostname", "pc1")
+    assert (last.argv, last.undo) == (again, ())
+    assert "by mDNS it becomes pc1.local" in plan.reason
+    later = dataclasses.replace(
+        announcing, programs={}
+    )  # the name counts after a restart, and so does what is announced
+    assert not any(isinstance(each, CommandChange) for each in planned(later, reading("tower")).changes)
+
+
 def test_a_shared_hostname_and_the_trap_of_127_0_1_1():
     plan = planned(reading("debian"), reading("debian"))
     assert content(plan, HOSTNAME) == "pc1\n"
