@@ -20,6 +20,8 @@ import tomli
 VALUE_CHARS = 160
 """Of a value of an error that is shown."""
 TOLD_CHARS = 600
+_TEXT_CHARS = 4_000
+"""Of an error in which its form is looked for: what tells something stands at its beginning."""
 _NEAR = 0.6
 """So much alike a name has to be to be shown as the one that was meant."""
 _MOST_NAMES, _NAME_CHARS = 12, 60
@@ -33,9 +35,12 @@ _MEANT = re.compile(r"[Dd]id you mean:? ['\"`]?([\w.-]{1,80})")
 _PATHS = (
     re.compile(r"['\"\u2018]([^'\"\u2019\n]{1,300})['\"\u2019]"),
     re.compile(r"([\w.~*+-]{0,100}/[^\s'\":,]{1,300})"),
-    re.compile(r"(?:^|: )([^\s:]{1,200})$"),
+    re.compile(r"^([^\s:]{1,200})$"),
 )
 """Where a program names what it speaks of: in quotes, else as a path, else as a word alone."""
+_PROGRAM = re.compile(r"^[\w./~+-]{1,200}: (?:line \d{1,7}: )?")
+"""Before what a program says: its own name, and the line of a script."""
+_MISSING = "No such file or directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +94,10 @@ def words_told(text: str, code: str = "") -> WordsTold | None:
 
     text: the exception with its class, or the line of a program. code: the line of the user's code that raised it.
     """
-    forms = _forms()
+    forms, text = _forms(), text[:_TEXT_CHARS]
     if found := forms.of_python.search(text):
-        return _told(*forms.system[found[1]], found[3] or found[2])
+        # of a file that is to get another name, it is the old one that is missing: another rank has renamed it
+        return _told(*forms.system[found[1]], found[2] if found[1] == _MISSING else found[3] or found[2])
     for form in forms.forms:
         if (match := form.pattern.search(text)) and (told := form.looks(_Error(match, text, code))):
             return told
@@ -101,8 +107,11 @@ def words_told(text: str, code: str = "") -> WordsTold | None:
 
 
 def _named(words: str) -> str:
-    """What the words of a program before those of the system are about."""
-    return next((found[-1] for pattern in _PATHS if (found := pattern.findall(words))), "")
+    """What the words of a program before those of the system are about; a word alone may be a call, such as `bind`."""
+    said = _PROGRAM.sub("", words)
+    if said == words and not re.search(r"[./]", words):
+        return ""
+    return next((found[-1] for pattern in _PATHS if (found := pattern.findall(said))), "")
 
 
 def own_call(lines: Sequence[str]) -> OwnCall | None:
