@@ -7,8 +7,9 @@ from the cluster file here, and what is sent to them is made here: of a record, 
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Sequence
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from gangline.context import REAL, Context, Dependencies, Transports, load_cluster, reached
 from gangline.control.start import worker_program
 from gangline.control.supervision import SupervisorRecord, copy_records
+from gangline.control.unshared_home import SUPERVISED
 from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.planner.plan import Plan
 from gangline.provision.console import Console
@@ -54,7 +56,9 @@ class _Found:
     run_id: str
     host: Host
     state: RunState | None
-    """None: its supervisor was on no host."""
+    """None: its supervisor was on no host, or `damage`."""
+    damage: str = ""
+    """Why its state there cannot be read."""
 
 
 def take_in_runs(path: Path | None, *, home: Path, console: Console, deps: Dependencies = REAL) -> list[str]:
@@ -75,37 +79,64 @@ def take_in_runs(path: Path | None, *, home: Path, console: Console, deps: Depen
         taken, known = [], run_ids(home)
         found = _look(located, context.transports, console=console)
         for each in found:
-            layout = RunLayout(home, each.run_id)
-            if not _is_news(each, layout):
-                continue
             try:
-                _take_in(each, layout, located, context)
+                if not _is_news(each, RunLayout(home, each.run_id)):
+                    continue
+                with _as_a_whole(RunLayout(home, each.run_id)) as layout:
+                    _take_in(each, layout, located, context)
             except (GanglineError, OSError) as error:
-                if each.run_id not in known:
-                    shutil.rmtree(layout.folder, ignore_errors=True)
-                why = f"{error.what}: {error.seen}" if isinstance(error, GanglineError) else str(error)
-                console.report(f"{each.run_id} on {each.host.name} is left out: {why}")
+                console.report(f"{each.run_id} on {each.host.name} is left out: {_why(error)}")
                 continue
             done = "resumed" if each.run_id in known else "begun"
             console.report(f"{each.run_id}: {done} by another computer, found on {each.host.name}")
             taken.append(each.run_id)
-        if unseen := [each.run_id for each in found if each.state is None and each.run_id not in known]:
+        unknown = [each for each in found if each.state is None and each.run_id not in known]
+        for each in (each for each in unknown if each.damage):
+            console.report(f"{each.run_id} on {each.host.name} is left out: {each.damage}")
+        if unseen := [each.run_id for each in unknown if not each.damage]:
             console.report(
                 f"{counted(len(unseen), 'run')} only the computer knows that supervised it: {listed(unseen)}"
             )
         return taken
 
 
+def _why(error: Exception) -> str:
+    return f"{error.what}: {error.seen}" if isinstance(error, GanglineError) else str(error)
+
+
+@contextlib.contextmanager
+def _as_a_whole(layout: RunLayout) -> Iterator[RunLayout]:
+    """Where to write the records of a run: those of one that is not known here take their place when all are there."""
+    if layout.folder.exists():
+        yield layout
+        return
+    runs = layout.folder.parent
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=runs, prefix=".taken-in-") as folder:
+        begun = RunLayout(Path(folder), layout.run_id)
+        yield begun
+        begun.folder.rename(layout.folder)
+
+
 def _is_news(found: _Found, layout: RunLayout) -> bool:
     """Whether the records on a host are of a run that this computer does not know, or knows as ended in an earlier
-    attempt. What is under way is asked for anyway.
+    attempt. Where it is under way as far as is known here, the host of its supervisor is asked for that anyway, and
+    begins attempts by itself: only what another host has done is news then.
     """
     if found.state is None or found.state.phase == "preparing":
         return False
     if not layout.folder.exists():
         return True
     here = read_record(layout)
-    return here.state is not None and here.ended and found.state.attempt > here.state.attempt
+    if here.state is None or not here.ended:
+        return False
+    if found.state.attempt <= here.state.attempt or found.state.epoch < here.state.epoch:
+        return False  # a supervisor that was cut off may have begun attempts that count no more
+    supervisor, cluster = SupervisorRecord.load(layout), load_if_there(layout.cluster, Cluster)
+    if here.state.phase not in SUPERVISED or supervisor.host is None or cluster is None:
+        return True
+    its = _match(found.host, cluster.hosts)
+    return not supervisor.candidates and (its is None or its.name != supervisor.host)
 
 
 def _look(cluster: Cluster, transports: Transports, *, console: Console) -> list[_Found]:
@@ -136,22 +167,29 @@ def _epoch(found: _Found) -> int:
 
 
 def _on_host(host: Host, transport: Transport) -> list[_Found]:
-    """The runs in its work folder. Records that cannot be read are as if they were not there."""
+    """The runs in its work folder. Raises HostUnreachable, also where that folder cannot be read."""
+    folder = Path(host.workdir) / "runs"
     try:
-        names = transport.names(Path(host.workdir) / "runs")
+        names = transport.names(folder)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise HostUnreachable(
+            f"the runs on {host.name} cannot be listed: {error}",
+            fix=f"on {host.name}: ls -ld {folder}",
+        ) from error
     found = []
     for run_id in filter(PATTERN.fullmatch, names):
         layout = host_layout(host, run_id)
-        state = None
+        state, damage = None, ""
         try:
             if (data := read_if_there(transport, layout.state)) is not None:
                 state = decode_record(data, layout.state, RunState, host=host.name)
         except (GanglineError, OSError, *NONSENSE) as error:
             if isinstance(error, HostUnreachable):
                 raise
-        found.append(_Found(run_id=run_id, host=host, state=state))
+            damage = _why(error)
+        found.append(_Found(run_id=run_id, host=host, state=state, damage=damage))
     return found
 
 
@@ -165,7 +203,8 @@ def _take_in(found: _Found, layout: RunLayout, own: Cluster, context: Context) -
     if head is None:
         raise UsageError(f"{found.host.name} is none of its hosts", seen=listed([each.name for each in cluster.hosts]))
     deputies = _read_if_there(remote, there.deputies, Deputies)
-    candidates = () if deputies is None else tuple(name for name in deputies.candidates if name != head.name)
+    others = {each.name for each in cluster.hosts} - {head.name}
+    candidates = () if deputies is None else tuple(name for name in deputies.candidates if name in others)
     layout.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, kind in RECORDS:
         if not path(layout).exists():  # the job of a run that was begun here names files of this computer

@@ -146,7 +146,8 @@ def _renew(path: Path, keys: Mapping[str, str]) -> bool:
         record = json.loads(read_regular(path))
     except (OSError, RecordError):
         return False  # a run that was interrupted before it began, or a damaged one
-    old = [host for host in record["hosts"] if host.get("host_key") in keys]
+    machines = [*record["hosts"], *filter(None, [record.get("witness")])]
+    old = [host for host in machines if host.get("host_key") in keys]
     for host in old:
         host["host_key"] = keys[host["host_key"]]
     if old:

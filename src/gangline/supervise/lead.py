@@ -594,14 +594,16 @@ class Lead:
         return self.term * EPOCHS
 
     def end(self) -> None:
-        """Tell the members that the run has ended, for a while at most: nobody takes it over then, so the addresses of
-        its messages go from the hosts that would have sent them.
+        """Tell the members that the run has ended, for a while at most. Once most know, nobody takes it over, so the
+        addresses of its messages go from the hosts that would have sent them.
         """
-        self._over = True
+        self._over, is_known = True, False
         self._hurry()
         with contextlib.suppress(Deposed):
-            self._await(lambda: self.membership.is_won_by(self._confirmed("over", (1, 1))), lambda: False, COMMIT_S / 3)
-        for host in {*self.deputies.candidates} - {self.own}:
+            is_known = self._await(
+                lambda: self.membership.is_won_by(self._confirmed("over", (1, 1))), lambda: False, COMMIT_S / 3
+            )
+        for host in {*self.deputies.candidates} - {self.own} if is_known else ():
             sinks = host_layout(self.deputies.cluster.host(host), self.layout.run_id).sinks
             with contextlib.suppress(GanglineError, OSError, *NONSENSE):
                 self.transports[host].run(("rm", "-f", str(sinks)))

@@ -19,7 +19,7 @@ from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import encode_record, load_record
 from gangline.runs.registry import run_ids
-from gangline.runs.state import RunState
+from gangline.runs.state import ProcessId, RunState
 from gangline.supervise.lead import Deputies
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
@@ -128,13 +128,66 @@ def test_one_that_ended_here_and_was_resumed_elsewhere_is_renewed(world):
     assert world.take_in() == []
     own = replace(JOB, model=ModelJob(path="/home/me/model"))
     own.save(RunLayout(world.home, RUN).job)
-    world.lay(1, "state.json", dataclasses.asdict(replace(world.state, attempt=2, phase="failed")))
+    world.lay(1, "state.json", dataclasses.asdict(replace(world.state, attempt=2, epoch=4, phase="failed")))
     world.lay(1, "attempts/2/gang.json", replace(world.gang, attempt=2).to_json())
     world.lay(1, "attempts/2/cluster.json", world.theirs.to_json())
     assert world.take_in() == [RUN]
     assert world.said[-1] == f"{RUN}: resumed by another computer, found on my1"
     assert [each.record.phase for each in list_runs(world.home, deps=world.deps)] == ["failed"]
     assert Job.load(RunLayout(world.home, RUN).job) == own  # its files are here
+
+
+def test_one_that_another_host_leads_on_is_renewed_and_what_its_own_supervisor_begins_is_no_news(world):
+    alive = replace(world.state, phase="running", supervisor=ProcessId(pid=2**30, start_ticks=1))
+    world.lay(1, "state.json", dataclasses.asdict(alive))
+    assert world.take_in() == [RUN]
+    world.lay(1, "state.json", dataclasses.asdict(replace(alive, attempt=2, epoch=4)))
+    world.lay(1, "attempts/2/cluster.json", world.theirs.to_json())
+    assert world.take_in() == []
+    seen_there = replace(world.theirs, hosts=world.theirs.hosts[1:])
+    world.lay(2, "cluster.json", seen_there.to_json())
+    world.lay(2, "attempts/2/cluster.json", seen_there.to_json())
+    for epoch, taken in ((2, []), (1_000_004, [RUN])):  # of one that was cut off, then of one that was resumed
+        world.lay(2, "state.json", dataclasses.asdict(replace(alive, attempt=2, epoch=epoch)))
+        del world.transports["my1"].files[PurePath(f"/srv/g/runs/{RUN}/state.json")]
+        assert world.take_in() == taken
+        world.lay(1, "state.json", dataclasses.asdict(alive))
+    assert SupervisorRecord.load(RunLayout(world.home, RUN)).host == "pc2"
+
+
+def test_one_that_is_interrupted_is_taken_in_the_next_time(world, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs_of_others, "copy_records", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            world.take_in()
+    assert list((world.home / "runs").iterdir()) == []
+    assert world.take_in() == [RUN]
+
+
+def test_a_candidate_that_is_no_host_of_the_run_is_left_out(world):
+    deputies = Deputies(cluster=world.theirs, candidates=("pc1", "pc7", "pc3"), attempt=1)
+    world.lay(1, "deputies.json", deputies.to_json())
+    world.take_in()
+    assert SupervisorRecord.load(RunLayout(world.home, RUN)).candidates == ("pc3",)
+
+
+def test_a_state_that_cannot_be_read_is_told_as_that(world):
+    world.transports["my1"].files[PurePath(f"/srv/g/runs/{RUN}/state.json")] = b"{"
+    assert world.take_in() == []
+    assert [line for line in world.said if "left out" in line and "state.json" in line] == world.said
+    assert world.said
+
+
+def test_a_folder_that_cannot_be_listed_is_told_and_the_other_hosts_are_asked(world, monkeypatch):
+    def refused(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(world.transports["my3"], "names", refused)
+    assert world.take_in() == [RUN]
+    assert "the runs on my3 cannot be listed" in world.said[0]
 
 
 def test_one_whose_hosts_are_not_all_in_the_file_is_left_out_and_leaves_nothing(world):

@@ -8,8 +8,10 @@ from random import Random
 import pytest
 
 from gangline.errors import UsageError
+from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import ADJECTIVES, NOUNS, PATTERN, RunLayout, new_id
-from gangline.runs.registry import find_run, list_runs, read_record
+from gangline.runs.record_versions import load_record, write_record
+from gangline.runs.registry import find_run, list_runs, read_record, renew_keys
 from gangline.runs.state import Phase, ProcessId, RunState
 
 
@@ -108,3 +110,13 @@ def test_a_running_run_whose_supervisor_is_gone_is_lost(tmp_path: Path) -> None:
     phases = {run_id: read_record(RunLayout(tmp_path, run_id)).phase for run_id in ("calm-otter-7", "bold-wren-2")}
     assert phases == {"calm-otter-7": "running", "bold-wren-2": "lost"}
     assert read_record(RunLayout(tmp_path, "tidy-elk-3")).phase == "finished"
+
+
+def test_a_new_host_key_is_put_in_for_a_witness_too(tmp_path: Path) -> None:
+    make_run(tmp_path, "calm-otter-7")
+    hosts = [Host(name=name, workdir="/g", python="", host_key=f"ssh-ed25519 {name}") for name in ("pc1", "nas")]
+    cluster = Cluster(name="home", hosts=(hosts[0],), witness=hosts[1])
+    write_record(RunLayout(tmp_path, "calm-otter-7").cluster, cluster.to_json())
+    assert renew_keys(tmp_path, {"ssh-ed25519 nas": "ssh-ed25519 new"}) == ["calm-otter-7"]
+    renewed = load_record(RunLayout(tmp_path, "calm-otter-7").cluster, Cluster)
+    assert [each.host_key for each in renewed.reached] == ["ssh-ed25519 pc1", "ssh-ed25519 new"]

@@ -188,6 +188,19 @@ def test_a_successor_knows_which_messages_have_arrived_and_the_addresses_go_at_t
     assert [name for name in NAMES if hosts.layouts[name].sinks.exists()] == ["h0", "h2"]  # its own is still needed
 
 
+def test_addresses_of_messages_stay_where_another_host_may_lead_the_run(hosts, monkeypatch):
+    lead = hosts.elected("h0")
+    for layout in hosts.layouts.values():
+        layout.sinks.write_text("{}")
+
+    def deposed():
+        raise Deposed("h1 leads")
+
+    monkeypatch.setattr(lead, "check", deposed)
+    lead.end()
+    assert all(layout.sinks.exists() for layout in hosts.layouts.values())
+
+
 def test_the_steps_of_rank_0_are_not_sent_to_a_witness(tmp_path):
     hosts = Hosts(tmp_path, is_witness=True)
     lead = hosts.elected("h0")
