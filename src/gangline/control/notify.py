@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gangline.context import Context, load_settings
 from gangline.control.user_command import CommandRecord
-from gangline.errors import RunFailed, UsageError
+from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
+from gangline.provision.trees import host_layout
 from gangline.runs.cluster import Host
 from gangline.runs.job import Job, NotifyJob
 from gangline.runs.layout import RunLayout
@@ -87,6 +89,32 @@ def place_addresses(
     if needs_apprise and remote.run((AGENT, "python", "-c", "import apprise"), timeout_s=IMPORT_S).returncode:
         raise _no_apprise(head.name)
     remote.write(folder.sinks, encode_record(addresses.to_json(), folder.sinks))
+
+
+@contextlib.contextmanager
+def addresses_on(layout: RunLayout, attempt: int, context: Context, hosts: Sequence[Host]) -> Iterator[None]:
+    """Lay the addresses on these hosts, for a supervisor that is started meanwhile; they are taken away where none is.
+
+    Raises as `place_addresses` does.
+    """
+    is_placed = False
+    try:
+        for host in hosts:
+            place_addresses(layout, attempt, context, there=(host, host_layout(host, layout.run_id)))
+        is_placed = True
+        yield
+    except GanglineError as error:
+        is_silent = isinstance(error, HostUnreachable) and not isinstance(error, HostKeyRefused)
+        if not (is_placed and is_silent):  # otherwise it may have started
+            _take_away(layout, context, hosts)
+        raise
+
+
+def _take_away(layout: RunLayout, context: Context, hosts: Sequence[Host]) -> None:
+    notify = notify_of(layout)
+    for host in hosts if notify is not None and notify.has_receiver else ():
+        with contextlib.suppress(GanglineError, OSError):
+            context.transports[host.name].run(("rm", "-f", str(host_layout(host, layout.run_id).sinks)))
 
 
 def _no_apprise(where: str) -> RunFailed:

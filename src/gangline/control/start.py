@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready, discard
-from gangline.control.notify import place_addresses
+from gangline.control.notify import addresses_on, place_addresses
 from gangline.control.supervision import (
     RunHandle,
     SupervisorRecord,
@@ -169,9 +169,7 @@ def _spawn_there(
     documents |= _documents(copied)
     hand_over(layout, there, remote, attempt=number, documents={**_earlier(layout, number), **documents})
     senders = (head, *map(cluster.host, supervisor.candidates if is_followed else ()))
-    for host in senders:
-        place_addresses(layout, number, context, there=(host, host_layout(host, layout.run_id)))
-    with _supervised_by(layout, cluster, supervisor):
+    with addresses_on(layout, number, context, senders), _supervised_by(layout, cluster, supervisor):
         try:
             with _in_doubt(layout):
                 context.deps.spawn_there(head, remote, there, number, context.secrets)

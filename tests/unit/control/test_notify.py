@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
 from gangline.config.load import load_job
-from gangline.context import REAL, Context
-from gangline.control.notify import require_addresses, settled
-from gangline.errors import GanglineError, UsageError
+from gangline.context import REAL, Context, Dependencies
+from gangline.control.notify import addresses_on, require_addresses, settled
+from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
+from gangline.runs.cluster import Host
 from gangline.runs.job import MESSAGE_KINDS, Job, NotifyJob
+from gangline.runs.layout import RunLayout
+from tests.fakes.transport import Call, FakeTransport, Scripted
 
 
 class Screen:
@@ -94,3 +97,36 @@ def test_without_notify_nothing_is_asked(tmp_path: Path) -> None:
     assert said_nobody == NotifyJob()
     require_addresses(said_nobody, {}, waits_in_queue=True)
     require_addresses(None, {})
+
+
+HOSTS = tuple(Host(name=name, workdir=f"/home/{name}", python="python3", transport="ssh") for name in ("pc1", "pc2"))
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [(RunFailed("no supervisor came up"), 0), (HostKeyRefused("pc1 has another key"), 0), (HostUnreachable("?"), 2)],
+)
+def test_addresses_lie_on_no_host_where_no_supervisor_has_started(
+    tmp_path: Path, error: GanglineError, left: int
+) -> None:
+    def answer(call: Call) -> Scripted:
+        transports[call.argv[-1].split("/")[2]].files.pop(PurePath(call.argv[-1]))
+        return Scripted()
+
+    transports = {host.name: FakeTransport(host.name, answer=answer) for host in HOSTS}
+    layout = RunLayout(tmp_path, "calm-otter-7")
+    layout.folder.mkdir(parents=True)
+    job(tmp_path, "env:HOOK").save(layout.job)
+    deps = Dependencies(variables={"HOOK": "https://example.org/hook"})
+    context = Context(transports=transports, home=tmp_path, console=Screen(), deps=deps)
+
+    def start() -> None:
+        with addresses_on(layout, 1, context, HOSTS):
+            assert [list(each.files) for each in transports.values()] == [
+                [PurePath(f"/home/{host.name}/runs/calm-otter-7/notify.secret")] for host in HOSTS
+            ]
+            raise error
+
+    with pytest.raises(type(error)):
+        start()
+    assert sum(len(each.files) for each in transports.values()) == left
