@@ -199,6 +199,8 @@ def _take_in(found: _Found, layout: RunLayout, own: Cluster, context: Context) -
     state = found.state
     assert state is not None
     cluster = _as_reached(_read(remote, there.cluster, Cluster), own)
+    if cluster.slurm is not None:
+        raise UsageError("it is a run of Slurm", seen="its hosts are reached by the steps of its job alone")
     head = _match(found.host, cluster.hosts)
     if head is None:
         raise UsageError(f"{found.host.name} is none of its hosts", seen=listed([each.name for each in cluster.hosts]))

@@ -13,7 +13,7 @@ from gangline.control.runs_of_others import take_in_runs
 from gangline.control.supervision import SupervisorRecord, request_here
 from gangline.errors import HostUnreachable, UsageError
 from gangline.launch.backend import LaunchRequest
-from gangline.runs.cluster import Cluster, Host
+from gangline.runs.cluster import Cluster, Host, SlurmRequest
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
@@ -172,6 +172,12 @@ def test_a_candidate_that_is_no_host_of_the_run_is_left_out(world):
     world.lay(1, "deputies.json", deputies.to_json())
     world.take_in()
     assert SupervisorRecord.load(RunLayout(world.home, RUN)).candidates == ("pc3",)
+
+
+def test_a_run_of_slurm_is_left_out(world):
+    world.lay(1, "cluster.json", replace(world.theirs, slurm=SlurmRequest(nodes=3)).to_json())
+    assert world.take_in() == []
+    assert "it is a run of Slurm" in world.said[0]
 
 
 def test_a_state_that_cannot_be_read_is_told_as_that(world):
