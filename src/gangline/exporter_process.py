@@ -5,9 +5,9 @@ Rank 0 starts it (`exporters.Exporters`), and does not wait for it: metrics.json
 a process was killed, the next one goes on from there, also in a later attempt.
 
 Its one word is a file with the exporter, its options and the run. stdin: a line of JSON at the end of the attempt, with
-the seconds that are left. stdout: a line of JSON for each change, `{"error": TEXT}`, with "" once it has what it had
-missed. What libraries print goes to stderr, which is `trackers/<name>.log`. The process ends with rank 0, whatever
-becomes of that.
+the seconds that are left and whether it has failed. stdout: a line of JSON for each change, `{"error": TEXT}`, with ""
+once it has what it had missed. What libraries print goes to stderr, which is `trackers/<name>.log`. The process ends
+with rank 0, whatever becomes of that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gangline.exporters import EXPORTERS, ExportedRun, Point, Tracker, named_figures
+from gangline.exporters import EXPORTERS, HASTE_S, LATER, ExportedRun, Point, Tracker, named_figures
 
 PIECE_BYTES = 1 << 20
 """Of metrics.jsonl that is delivered at a time: all that is kept in memory."""
@@ -47,6 +47,7 @@ class Sender:
         self._tracker: Tracker | None = None
         self._done = _noted(note)
         self._ending = threading.Event()
+        self._has_failed = False
         self._lock = threading.Lock()
         self._busy_since: float | None = None
         self._is_told = False
@@ -62,8 +63,9 @@ class Sender:
         """Bytes of metrics.jsonl that are not delivered."""
         return max(0, _size(self._metrics) - self._done)
 
-    def end(self) -> None:
-        """Deliver what is there now, and close the tracker."""
+    def end(self, *, failed: bool) -> None:
+        """Deliver what is there now, and close the tracker. failed: the attempt has."""
+        self._has_failed = failed
         self._ending.set()
 
     def look(self, silent_s: float) -> None:
@@ -116,7 +118,7 @@ class Sender:
     def _close(self) -> None:
         if self._tracker is not None:
             with self._watched():
-                self._tracker.close()
+                self._tracker.close(failed=self._has_failed)
         self._well()
 
     @contextlib.contextmanager
@@ -200,15 +202,13 @@ def main() -> NoReturn:
     with _alone(note):
         sender = Sender(_opener(order["name"], order["options"], told), told.metrics, note, tell=tell)
         sender.thread.start()
-        while not (is_over := _is_over(parent)) and sender.thread.is_alive():
+        while not _is_over(parent) and sender.thread.is_alive():
             sender.look(order["silent_s"])
-        sender.end()
-        close_s = order["haste_s"]
-        if is_over and not sender.in_trouble:
-            close_s = _close_s(close_s)
-        sender.thread.join(close_s)
+        close_s, failed = _last_word()
+        sender.end(failed=failed)
+        sender.thread.join(min(close_s, order["haste_s"]) if sender.in_trouble else close_s)
         if sender.left:
-            tell(f"the last {sender.left} bytes of metrics.jsonl did not reach it; `gangline resume` sends them")
+            tell(f"the last {sender.left} bytes of metrics.jsonl did not reach it; {LATER}")
         elif sender.thread.is_alive():
             tell("it was given all figures, and did not close in time: the last of them may be lost")
     sys.stderr.flush()
@@ -224,12 +224,17 @@ def _opener(name: str, options: Mapping[str, Any], run: ExportedRun) -> Callable
     return opens
 
 
-def _close_s(otherwise: float) -> float:
-    """What rank 0 says of the time that is left; `otherwise` where it is gone."""
+def _last_word(source: int = 0) -> tuple[float, bool]:
+    """What rank 0 says at the end: the seconds that are left, and whether the attempt has failed.
+
+    It has, where rank 0 is gone without a word; source may stay open then: a child of rank 0 can have its other end.
+    """
     try:
-        return float(json.loads(sys.stdin.buffer.raw.readline())["close_s"])  # type: ignore[union-attr]
-    except (ValueError, KeyError, OSError):
-        return otherwise
+        ready, _, _ = select.select([source], [], [], 0)
+        word = json.loads(os.read(source, 1 << 12)) if ready else {}
+        return float(word["close_s"]), bool(word["failed"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return HASTE_S, True
 
 
 @contextlib.contextmanager

@@ -91,8 +91,8 @@ class Tracker(Protocol):
         """Deliver these points. The same ones come again where it raises, or is killed before it ends."""
         ...
 
-    def close(self) -> None:
-        """The attempt ends: deliver what is buffered."""
+    def close(self, *, failed: bool) -> None:
+        """The attempt ends: deliver what is buffered. failed: it has; neither finished nor stopped."""
         ...
 
 
@@ -244,10 +244,12 @@ class Exporters:
 
 SILENT_S = 30.0
 """A call into a tracker that takes longer is told."""
-CLOSE_S = 30.0
-"""For so long a tracker may deliver what is left when an attempt ends."""
+CLOSE_S = 20.0
+"""For so long a tracker may deliver what is left when an attempt ends: with the 2 s more that rank 0 waits, less than
+the 30 s from which on a step counts as hung."""
 HASTE_S = 3.0
 """The same, for one that is in trouble already, and after a failure."""
+LATER = "the next attempt sends them, but there is none after a run that has finished"
 RESTARTS = 3
 """So often a tracker's process is started again, after one that was killed or crashed."""
 RESTART_S = 10.0
@@ -312,7 +314,7 @@ class _Apart:
         """Tell it to deliver what is left."""
         patience_s = HASTE_S if in_haste else CLOSE_S
         self._close_by = time.monotonic() + patience_s + 2
-        self._say(json.dumps({"close_s": patience_s}).encode() + b"\n")
+        self._say(json.dumps({"close_s": patience_s, "failed": in_haste}).encode() + b"\n")
 
     def close(self) -> None:
         """End it. What it has not delivered comes with the next attempt."""
@@ -322,7 +324,7 @@ class _Apart:
             self._process.kill()
             self._process.wait()
             if not self._listen():
-                self._hear("its process did not end in time, and was killed; `gangline resume` sends what is missing")
+                self._hear(f"its process did not end in time, and was killed; it may lack figures: {LATER}")
         self._listen()
         self._end()
 
@@ -416,8 +418,8 @@ class _Wandb:
         for point in points:
             self._run.log({**point.values, "step": point.step, "time": point.time.timestamp()})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,9 +465,10 @@ class _Mlflow:
         else:
             made = self._client.create_run(experiment, run_name=run.run_id, tags={tag: run.run_id})
             self._id = made.info.run_id
-            rows = [self._entities.Param(name, text[:500]) for name, text in _flat(run.job)]
-            for some in _parts(rows, _MLFLOW_PARAMS):
-                self._client.log_batch(self._id, params=some)
+        known = runs[0].data.params if runs else {}  # of a server that went away meanwhile: not all
+        rows = [self._entities.Param(name, text[:500]) for name, text in _flat(run.job) if name not in known]
+        for some in _parts(rows, _MLFLOW_PARAMS):
+            self._client.log_batch(self._id, params=some)
 
     def send(self, points: Sequence[Point]) -> None:
         rows = [
@@ -476,8 +479,8 @@ class _Mlflow:
         for some in _parts(rows, _MLFLOW_METRICS):
             self._client.log_batch(self._id, metrics=some)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
+    def close(self, *, failed: bool) -> None:
+        self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED")
 
 
 def _flat(job: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
@@ -527,7 +530,7 @@ class _Trackio:
         for point in points:
             self._run.log(dict(point.values), step=point.step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:  # noqa: ARG002 - it knows no state of a run
         self._run.finish()
 
 

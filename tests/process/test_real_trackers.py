@@ -105,6 +105,10 @@ class MlflowServer:
         with contextlib.closing(sqlite3.connect(self.store, timeout=60)) as store:
             return store.execute(words).fetchall()
 
+    def change(self, words):
+        with contextlib.closing(sqlite3.connect(self.store, timeout=60)) as store, store:
+            store.execute(words)
+
     def points(self):
         """(name, step, milliseconds) -> value of all metrics."""
         rows = self.ask("select key, step, timestamp, value, is_nan from metrics")
@@ -174,6 +178,7 @@ def milliseconds(line):
 def desk(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(PYTHON))
     monkeypatch.setattr(exporters, "CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(exporters, "HASTE_S", PATIENCE_S)
     monkeypatch.setattr(exporters, "SILENT_S", PATIENCE_S)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
@@ -221,6 +226,19 @@ def test_three_trackers_hold_the_same_figures_as_the_run_over_two_attempts(desk,
     assert mlflow.points() == desk.in_mlflow()
     assert mlflow.ask("select name, status from runs") == [(RUN, "FINISHED")]
     assert ("batch.size", "12") in mlflow.ask("select key, value from params")
+
+
+def test_mlflow_gets_keys_that_it_lacks_and_is_told_that_an_attempt_has_failed(desk, mlflow):
+    mlflow.start()
+    for in_haste, status in ((False, "FINISHED"), (True, "FAILED")):
+        desk.begin({"mlflow": {"uri": mlflow.uri}})
+        desk.train(1)
+        wait_until(lambda: mlflow.points() == desk.in_mlflow(), "the server has the figures", timeout_s=PATIENCE_S)
+        desk.exporters.close(in_haste=in_haste)
+        assert mlflow.ask("select name, status from runs") == [(RUN, status)]
+        assert dict(mlflow.ask("select key, value from params")) == {"batch.size": "12", "steps": "60"}
+        mlflow.change("delete from params where key = 'steps'")  # as of a server that went away too early
+    assert desk.told == []
 
 
 def test_a_server_that_is_killed_and_comes_back_gets_what_it_has_missed(desk, mlflow):

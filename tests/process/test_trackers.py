@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gangline import exporters
+from gangline.exporter_process import _last_word
 from gangline.exporters import ExportedRun, Exporters, named_figures
+from gangline.supervise import hang
 from tests.packages import installed, make_package
 from tests.waiting import wait_until
 
@@ -45,9 +47,9 @@ class Planted:
             for point in points:
                 stream.write(json.dumps([point.step, point.time.isoformat(), dict(point.values)]) + "\\n")
 
-    def close(self):
+    def close(self, *, failed):
         self.do("close")
-        (self.folder / "closed").touch()
+        (self.folder / "closed").write_text(str(failed))
 
 ROW = Exporter(open=Planted, apart=True)
 """
@@ -147,10 +149,11 @@ def test_every_figure_arrives_once_over_all_attempts(story):
         stream.write('{"kind": "step", "torn\n')
     story.exporters.close()
     assert story.told == []
-    assert (story.folder / "closed").exists()
+    assert (story.folder / "closed").read_text() == "False"
     story.begin()
     story.train(3)
-    story.exporters.close()
+    story.exporters.close(in_haste=True)
+    assert (story.folder / "closed").read_text() == "True", "that attempt has failed"
     lines = story.metrics.read_text().splitlines()
     whole = [json.loads(line) for line in lines if not line.endswith("torn")]
     assert len(whole) == 44
@@ -268,7 +271,23 @@ time.sleep(600)
     rank.kill()
     rank.communicate()
     wait_until((story.folder / "closed").exists, "it closes its tracker")
+    wait_until(lambda: (story.folder / "closed").read_text() == "True", "as of an attempt that has failed")
     wait_until(lambda: not _is_alive(pid), "it ends")
+
+
+def test_the_word_of_a_rank_that_is_gone_is_not_waited_for_where_a_child_of_it_holds_the_pipe():
+    source, target = os.pipe()
+    try:
+        assert _last_word(source) == (exporters.HASTE_S, True)
+        os.write(target, b'{"close_s": 20.0, "failed": false}\n')
+        assert _last_word(source) == (20.0, False)
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def test_a_tracker_that_never_ends_is_no_hang():
+    assert exporters.CLOSE_S + 2 + 5 < hang.STEP_S, "rank 0 waits 2 s more, and has more to close"
 
 
 def _is_alive(pid):

@@ -135,7 +135,7 @@ def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: FailureExit
         result = Loop(session, outlets, progress).run()
         if recorder is not None:
             write_record(layout.result(gang.attempt), {"result": result, "step": progress.step})
-        has_failed = False
+        has_failed = result == "failed"
     except Exception as error:
         ending.save(error, last_step)
         raise
