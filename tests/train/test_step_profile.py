@@ -52,6 +52,9 @@ def test_steps_of_a_run_are_recorded_on_all_ranks_and_the_run_goes_on(user):
     assert "steps took" in shown
     assert "https://ui.perfetto.dev" in shown
     assert list(user.folder.glob(f"{run}-step-*.trace.json.gz"))
+    refused = user.gangline("profile", run, "--out", ".", code=2)
+    assert ". is a folder" in refused.err
+    assert "--out trace.json.gz" in refused.err
     user.gangline("stop", run)
     refused = user.gangline("profile", run, code=2)
     assert f"{run} does not train now" in refused.err

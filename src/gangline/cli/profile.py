@@ -37,6 +37,8 @@ def command(
     refuse_of_another(run, home=default_home())
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", seen=f"--out {out}", fix="make it, or name another file")
+    if out is not None and out.is_dir():
+        raise UsageError(f"{out} is a folder", seen=f"--out {out}", fix=f"name a file: --out {out / 'trace.json.gz'}")
     console = Terminal()
     with open_run(run, home=default_home()) as opened:
         name = opened.layout.run_id
