@@ -138,10 +138,11 @@ class Scaling:
     def missing(self) -> tuple[float, float, float]:
         """Parts of the sum that are missing: for whole micro-batches, for exchange that nothing hides, and the rest.
 
-        The rest is what computing takes longer than alone, and what ranks wait for each other; below 0 where it takes
-        less, as turns differ.
+        All are parts of a step's time: with a ratio r of the sum and a ceiling c, computing alone, perfectly divided,
+        would take r of it, and in whole micro-batches r / c. The rest is what computing takes longer than alone, and
+        what ranks wait for each other; below 0 where it takes less, as turns differ.
         """
-        whole, exposed = 1 - self.ceiling, self.middle.exposed_s / self.middle.step_s
+        whole, exposed = self.ratio * (1 / self.ceiling - 1), self.middle.exposed_s / self.middle.step_s
         return whole, exposed, 1 - self.ratio - whole - exposed
 
     @property

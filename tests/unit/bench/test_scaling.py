@@ -171,6 +171,8 @@ def test_the_report_says_how_it_was_measured():
     assert lines[6].startswith("exposed    10 ms of a step of 1.17 s (0.9%)")
     assert lines[8] == "missing    8.1%: 7.4% whole micro-batches, 0.9% exposed, -0.2% the rest"
     assert sum(found.missing) == pytest.approx(1 - found.ratio)
+    computing = found.ratio + found.missing[0]  # in whole micro-batches, as a part of a step
+    assert computing * found.ceiling == pytest.approx(found.ratio)
     assert "tiny: full, 246 k trained weights, fp32; batch 20 = 10 x 2, 100 tokens each" in lines[9]
     assert lines[10].startswith("method     every host alone")
     assert lines[11].startswith(f"measured   {found.measured[:10]} with gangline ")
