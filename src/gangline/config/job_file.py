@@ -487,6 +487,7 @@ def _open(words: JobWords) -> tuple[str, ...]:
     # what is moved to the machine's memory is what checkpointing keeps
     leaves = words.activation_checkpointing is None and not words.activation_offloading
     found += ["activation_checkpointing"] if leaves else []
+    found += ["activation_offloading"] if leaves and "activation_offloading" not in words.model_fields_set else []
     found += ["sequence_length"] if words.data.sequence_length is None else []
     return (*found, "exchange") if words.exchange == "auto" else tuple(found)
 

@@ -598,8 +598,8 @@ class JobWords(Section):
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without; each rank for itself, but under ZeRO."""
     activation_offloading: bool = False
-    """Keep the checkpointed activations of each layer in the machine's memory and copy them back for backward: longer
-    samples and larger micro-batches fit on a card, and each step copies more."""
+    """Have the inputs of recomputed layers in the machine's memory: more fits on a card, and each step copies more. Not
+    written: where the plan chooses recomputation, it may do so for single ranks."""
     compile: bool = False
     """Compile every decoder layer with torch.compile: the first start on a host takes a minute longer, the gain on a
     GPU is not measured yet. Not with dropout, nor under every [strategy](strategies.md)."""

@@ -180,9 +180,7 @@ def _worth(alike: Candidate, own: list[Candidate], *, limit_s: float, as_fast: f
     drafts = fitting([alike, *own])
     if not own or not drafts:
         return alike
-    at_home = [draft.seconds / draft.samples for draft in drafts if not _moves(draft)]
-    fast_s = min(at_home, default=math.inf) / MOVED_FASTER
-    drafts = [draft for draft in drafts if not _moves(draft) or draft.seconds / draft.samples <= fast_s]
+    drafts = _worth_moving(drafts)
     least_s = min(draft.seconds / draft.samples for draft in drafts)
     alone_s = limit_s / alike.query.batch
     enough_s = min(least_s * as_fast, alone_s if least_s <= alone_s else math.inf)
@@ -190,9 +188,17 @@ def _worth(alike: Candidate, own: list[Candidate], *, limit_s: float, as_fast: f
     return min(good, key=lambda draft: (bool(draft.scenario.settings), draft.training.exchange is not None))
 
 
+def _worth_moving(drafts: list[Candidate]) -> list[Candidate]:
+    """Without those that have inputs of layers in a machine's memory and gain too little by that."""
+    at_home = [draft.seconds / draft.samples for draft in drafts if not _moves(draft)]
+    fast_s = min(at_home, default=math.inf) / MOVED_FASTER
+    return [draft for draft in drafts if not _moves(draft) or draft.seconds / draft.samples <= fast_s]
+
+
 def _moves(draft: Candidate) -> bool:
-    """Whether a rank alone has inputs of layers in its machine's memory."""
-    return any(own.training.offloading for own in draft.scenario.settings)
+    """Whether the plan has inputs of layers in a machine's memory; what the job says of all ranks is no such choice."""
+    asked = draft.query.training.offloading
+    return not asked and any(own.training.offloading for own in draft.scenario.settings)
 
 
 def _ways_of(alike: Candidate, scenario: Scenario) -> list[PlannedStrategy]:
@@ -244,6 +250,7 @@ def choose(drafts: list[Candidate]) -> Candidate | None:
     exact = [each for each in exact if each.strategy.asked or not each.strategy.half.capabilities.asked_only] or exact
     there = {draft.strategy.kind for draft in exact}
     exact = [draft for draft in exact if there.isdisjoint(draft.strategy.half.capabilities.yields_to)]
+    exact = _worth_moving(exact)
     timed = [(draft.seconds / draft.samples, draft) for draft in exact]
     least_s = min((seconds for seconds, _ in timed), default=float("inf"))
     as_fast = [(seconds, draft) for seconds, draft in timed if seconds <= least_s * AS_FAST]

@@ -131,11 +131,12 @@ def with_own_settings(possible: Sequence[Scenario], strategy: PlannedStrategy) -
     """
     if not all(each.is_timed for each in possible):
         return
-    for moves in (False, True):
-        ranks = _ranks(possible, strategy, moves=moves)
+    moved = _offloaded(possible, strategy)
+    for moving in [[], *([moved] if moved else [])]:
+        ranks = _ranks(possible, strategy, moving)
         if all(rank.ways for rank in ranks):
             found = _of_ways(possible[0], strategy, ranks)
-            yield from (each for each in found if not moves or any(own.training.offloading for own in each.settings))
+            yield from (each for each in found if not moving or any(own.training.offloading for own in each.settings))
 
 
 def _of_ways(first: Scenario, strategy: PlannedStrategy, ranks: Sequence[_Rank]) -> Iterator[Scenario]:
@@ -279,21 +280,22 @@ def _settings(training: Training, way: _Way, work: RankWork) -> RankSettings:
     return RankSettings(training=own, share=work.micro_batches, passes=passes)
 
 
-def _ranks(possible: Sequence[Scenario], strategy: PlannedStrategy, *, moves: bool) -> list[_Rank]:
-    """The ways of every rank; ranks that are alike share one. moves: those with offloading among them."""
+def _ranks(possible: Sequence[Scenario], strategy: PlannedStrategy, moving: Sequence[Scenario]) -> list[_Rank]:
+    """The ways of every rank; ranks that are alike share one. moving: see `_offloaded`."""
     first = possible[0]
     query, (tokens, length) = first.query, first.tokens
     free = "micro_batch" in query.open and joins(first.training, query.architecture)
     longest = min(first.count, LONGEST // first.training.micro_batch) if free else 1
-    models = [each.models for each in possible]
+    models = [each.models for each in (*possible, *moving)]  # of cards that are alike, slots tell copies
     known: dict[tuple[object, ...], _Rank] = {}
     found = []
     for rank, placement in enumerate(first.world.placements):
         own = [each[rank] for each in models]
         key = (*map(id, own), placement.free_bytes, placement.gpu is None, _room_in_ram(first, rank))
         if key not in known:
-            moving = _offloaded(possible, strategy, rank) if moves else []
-            ways = _ways([*possible, *moving], strategy, rank, longest=max(1, longest))
+            own_memory = placement.gpu is not None and not (placement.spec is not None and placement.spec.is_unified)
+            scenarios = [*possible, *(moving if own_memory else ())]
+            ways = _ways(scenarios, strategy, rank, longest=max(1, longest))
             known[key] = _Rank(tuple(ways), tokens, length)
         found.append(known[key])
     return found
@@ -316,13 +318,12 @@ def _ways(scenarios: Sequence[Scenario], strategy: PlannedStrategy, rank: int, *
     return []
 
 
-def _offloaded(possible: Sequence[Scenario], strategy: PlannedStrategy, rank: int) -> list[Scenario]:
-    """The way that recomputes, with its inputs in the machine's memory, where recomputation is open and can do that.
+def _offloaded(possible: Sequence[Scenario], strategy: PlannedStrategy) -> list[Scenario]:
+    """The way that recomputes, with its inputs in the machine's memory, where that is open and can be done.
 
     Its copies take time: it is of use where it makes passes longer than recomputation alone, or is the only way.
     """
-    placement = possible[0].world.placements[rank]
-    if len(possible) == 1 or placement.gpu is None or (placement.spec is not None and placement.spec.is_unified):
+    if len(possible) == 1 or "activation_offloading" not in possible[0].query.open:
         return []
     if not strategy.half.capabilities.supports("activation_offloading", value=True, given={}):
         return []

@@ -432,7 +432,7 @@ class StrategyJob:
     """zero: what DeepSpeed is told besides, in the words of its own configuration file."""
 
 
-REPLANNED = ("micro_batch", "activation_checkpointing")
+REPLANNED = ("micro_batch", "activation_checkpointing", "activation_offloading")
 """Keys on which a plan decides again when its run is resumed, on what machines and memory there are then."""
 
 
@@ -487,8 +487,8 @@ class Job(Record):
     max_skipped_steps: int = 3
     """Steps in a row whose loss or gradient is not finite and that are skipped, before the run stops."""
     open: tuple[str, ...] = ()
-    """Keys that the plan decides on, among `batch`, `micro_batch`, `activation_checkpointing`, `exchange` and
-    `sequence_length` (of `data`); none is left in a run."""
+    """Keys that the plan decides on, among `batch`, `micro_batch`, `activation_checkpointing`, `activation_offloading`,
+    `exchange` and `sequence_length` (of `data`); none is left in a run."""
     chosen: tuple[str, ...] = ()
     """Keys of `REPLANNED` on which the plan of a run decided for every rank by itself; (), as in older records and with
     one setting for all: none is decided anew."""

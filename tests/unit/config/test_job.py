@@ -27,7 +27,7 @@ from gangline.runs.job import (
     StrategyJob,
 )
 
-OPEN = ("micro_batch", "activation_checkpointing", "sequence_length")
+OPEN = ("micro_batch", "activation_checkpointing", "activation_offloading", "sequence_length")
 """What the plan decides on where a job says nothing of it."""
 MINIMAL = "model: ./llama\ndata: {train: rows.jsonl}\nbatch: 8\n"
 
@@ -623,10 +623,12 @@ def test_what_the_plan_shall_decide_is_left_open(folder):
     job = load(folder, MINIMAL)
     assert load(folder, MINIMAL, "micro_batch=auto", "activation_checkpointing=auto") == job
     assert (job.micro_batch, job.activation_checkpointing, job.data.sequence_length) == (1, False, 1024)
-    assert load(folder, MINIMAL, "micro_batch=2", "data.sequence_length=512").open == ("activation_checkpointing",)
+    assert load(folder, MINIMAL, "micro_batch=2", "data.sequence_length=512").open == OPEN[1:3]
     assert load(folder, MINIMAL, "micro_batch=2", "activation_checkpointing=false").open == ("sequence_length",)
     offloading = load(folder, MINIMAL, "activation_offloading=true")
     assert (offloading.activation_checkpointing, offloading.open) == (True, ("micro_batch", "sequence_length"))
+    refused = load(folder, MINIMAL, "activation_offloading=false")
+    assert (refused.activation_offloading, refused.open) == (False, (*OPEN[:2], "sequence_length"))
 
 
 @pytest.mark.parametrize(

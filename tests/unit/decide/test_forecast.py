@@ -16,7 +16,7 @@ from gangline.errors import DoesNotFit, ModelError, UsageError
 from gangline.planner.machines import Placement, PlannedCluster, link
 from gangline.planner.speed import ComputeModel
 from gangline.planner.training import GANGLINE
-from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, SourceJob, StrategyJob
+from gangline.runs.job import REPLANNED, DataJob, Job, MethodJob, ModelJob, OptimizerJob, SourceJob, StrategyJob
 from tests.unit.planner.published import PUBLISHED
 from tests.unit.planner.worlds import crowded, with_memory, world
 
@@ -103,7 +103,7 @@ def test_what_the_job_leaves_open_is_decided_and_written_into_it(context: Contex
 def test_a_run_that_is_resumed_is_planned_again_with_settings_of_each_ranks_own(context: Context) -> None:
     """Its job has the unit in which shares count, which is no rank's micro-batch."""
     job = dataclasses.replace(JOB, batch=32, strategy=StrategyJob(kind="ddp"), draws="sample")
-    job = dataclasses.replace(job, open=("micro_batch", "activation_checkpointing", "exchange"))
+    job = dataclasses.replace(job, open=(*REPLANNED, "exchange"))
     cards = world("pc1=rtx4090,pc2=rtx3060")
     first = forecast_job(job, cards, context)
     assert first.runnable is not None
@@ -111,7 +111,7 @@ def test_a_run_that_is_resumed_is_planned_again_with_settings_of_each_ranks_own(
     assert max(own.training.micro_batch for own in settings) > 1
     written = Job.from_json(first.settled(job).to_json())
     assert (written.open, written.micro_batch) == ((), 1)
-    assert written.reopened().open == ("micro_batch", "activation_checkpointing")
+    assert written.reopened().open == REPLANNED
     again = forecast_job(written.reopened(), cards, context)
     assert again.runnable is not None
     assert again.runnable.scenario.settings == settings

@@ -11,11 +11,13 @@ import pytest
 
 from gangline.catalog.gpu_specs import GPUS
 from gangline.planner.candidate import Candidate, EvaluationContext, PlanQuery, RankSettings, Scenario
-from gangline.planner.decision import best_of_kinds, decide
-from gangline.planner.machines import PlannedCluster
+from gangline.planner.decision import MOVED_FASTER, best_of_kinds, choose, decide
+from gangline.planner.estimate import uncalibrated
+from gangline.planner.machines import Placement, PlannedCluster
 from gangline.planner.plan import make_plan
 from gangline.planner.rank_settings import SLACK, with_own_recomputation, with_own_settings
 from gangline.planner.report import Length, choice_json, explain, report
+from gangline.planner.speed import ComputeModel, copies_s
 from gangline.planner.traffic import LinkModel
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.cluster import Cluster, Host
@@ -244,6 +246,63 @@ def test_what_a_machine_s_memory_has_no_room_for_is_not_moved_there() -> None:
     )
     assert not any(each.offloading for each in best.rank_trainings)
     assert not best.fits
+
+
+def test_a_job_that_forbids_it_moves_nothing() -> None:
+    job = of_ddp(query(**LONG))
+    job = dataclasses.replace(job, open=tuple(key for key in job.open if key != "activation_offloading"))
+    choice = decide(job, world(UNLIKE, wire="10gbit"))
+    assert not any(own.offloading for each in choice.by_kind for own in each.rank_trainings)
+    assert choice.runnable is None or choice.runnable.strategy.world_size == 1
+
+
+def test_where_the_job_moves_inputs_on_all_ranks_settings_of_their_own_need_be_no_tenth_faster() -> None:
+    job = query(batch=32, sequence_length=4096, checkpointing=True, offloading=True)
+    job = of_ddp(dataclasses.replace(job, open=("micro_batch",)))
+    machines = world(UNLIKE, wire="10gbit")
+    own = next(each for each in decide(job, machines).by_kind if each.strategy.kind == "ddp")
+    alike = min(
+        each.seconds
+        for size in (1, 2, 4, 8)
+        for training in [dataclasses.replace(job.training, micro_batch=size)]
+        for scenario in [Scenario(query=job, world=machines, training=training, cache=EvaluationContext())]
+        for each in [Candidate(scenario=scenario, strategy=own.strategy)]
+        if each.fits
+    )
+    assert own.scenario.settings
+    assert alike / MOVED_FASTER < own.seconds < 0.98 * alike
+
+
+def test_of_two_strategies_the_one_that_moves_inputs_has_to_be_a_tenth_faster() -> None:
+    moved = decide(of_ddp(query(**LONG)), world(UNLIKE, wire="10gbit")).runnable
+    assert moved is not None
+    plain = Candidate(scenario=units(query(), world(UNLIKE))[1], strategy=PlannedStrategy(kind="fsdp", world_size=2))
+    for seconds, taken in ((1.09, plain), (1.11, moved)):
+        vars(plain)["seconds"] = seconds * moved.seconds * plain.samples / moved.samples
+        assert choose([moved, plain]) is taken
+
+
+def test_of_two_alike_cards_that_move_inputs_the_one_in_the_slower_slot_gets_less() -> None:
+    slow = {"pcie3-x8": 1e9, "": 15e9}
+    job = query(**{**LONG, "batch": 32})
+
+    def compute(placement: Placement, asked: Training) -> ComputeModel | None:
+        assert placement.spec is not None
+        model = uncalibrated(placement.spec, job.architecture, asked)
+        usual_s, own_s = (
+            copies_s(job.architecture, asked, host_bytes_per_s=each) for each in (15e9, slow[placement.bus])
+        )
+        return dataclasses.replace(model, per_token_s=model.per_token_s + own_s - usual_s)
+
+    machines = world("pc1=rtx3060,pc2=rtx3060", wire="10gbit")
+    first, second = machines.placements
+    machines = dataclasses.replace(machines, placements=(first, dataclasses.replace(second, bus="pcie3-x8")))
+    choice = decide(of_ddp(dataclasses.replace(job, compute=compute)), machines)
+    assert choice.runnable is not None
+    fast, slower = choice.runnable.scenario.settings
+    assert fast.training.offloading
+    assert slower.training.offloading
+    assert fast.share > slower.share
 
 
 def test_what_the_job_fixes_all_ranks_have() -> None:

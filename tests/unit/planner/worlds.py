@@ -62,7 +62,7 @@ def query(
         training=dataclasses.replace(base, **training),  # type: ignore[arg-type]
         batch=batch,
         compute=compute,
-        open=("micro_batch", "activation_checkpointing") if leave_open else (),
+        open=("micro_batch", "activation_checkpointing", "activation_offloading") if leave_open else (),
     )
 
 
