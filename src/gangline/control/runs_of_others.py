@@ -18,7 +18,6 @@ from typing import Any
 from gangline.context import REAL, Context, Dependencies, Transports, load_cluster, reached
 from gangline.control.start import worker_program
 from gangline.control.supervision import SupervisorRecord, copy_records
-from gangline.control.unshared_home import SUPERVISED
 from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.planner.plan import Plan
 from gangline.provision.console import Console
@@ -80,7 +79,7 @@ def take_in_runs(path: Path | None, *, home: Path, console: Console, deps: Depen
         found = _look(located, context.transports, console=console)
         for each in found:
             try:
-                if not _is_news(each, RunLayout(home, each.run_id)):
+                if not _is_news(each, RunLayout(home, each.run_id), context):
                     continue
                 with _as_a_whole(RunLayout(home, each.run_id)) as layout:
                     _take_in(each, layout, located, context)
@@ -118,25 +117,20 @@ def _as_a_whole(layout: RunLayout) -> Iterator[RunLayout]:
         begun.folder.rename(layout.folder)
 
 
-def _is_news(found: _Found, layout: RunLayout) -> bool:
-    """Whether the records on a host are of a run that this computer does not know, or knows as ended in an earlier
-    attempt. Where it is under way as far as is known here, the host of its supervisor is asked for that anyway, and
-    begins attempts by itself: only what another host has done is news then.
+def _is_news(found: _Found, layout: RunLayout, context: Context) -> bool:
+    """Whether the records on a host are of a run that this computer does not know, or of an attempt that another
+    computer began since. What is under way is asked for anyway, and its supervisor begins attempts by itself.
     """
     if found.state is None or found.state.phase == "preparing":
         return False
     if not layout.folder.exists():
         return True
     here = read_record(layout)
-    if here.state is None or not here.ended:
-        return False
-    if found.state.attempt <= here.state.attempt or found.state.epoch < here.state.epoch:
+    if here.state is None or not here.ended or found.state.epoch < here.state.epoch:
         return False  # a supervisor that was cut off may have begun attempts that count no more
-    supervisor, cluster = SupervisorRecord.load(layout), load_if_there(layout.cluster, Cluster)
-    if here.state.phase not in SUPERVISED or supervisor.host is None or cluster is None:
-        return True
-    its = _match(found.host, cluster.hosts)
-    return not supervisor.candidates and (its is None or its.name != supervisor.host)
+    base = host_layout(found.host, found.run_id).base(found.state.attempt)
+    ordered = (_read_if_there(context.transports[found.host.name], base, dict) or {}).get("attempt")
+    return (ordered if type(ordered) is int else found.state.attempt) > here.state.attempt
 
 
 def _look(cluster: Cluster, transports: Transports, *, console: Console) -> list[_Found]:

@@ -137,21 +137,29 @@ def test_one_that_ended_here_and_was_resumed_elsewhere_is_renewed(world):
     assert Job.load(RunLayout(world.home, RUN).job) == own  # its files are here
 
 
-def test_one_that_another_host_leads_on_is_renewed_and_what_its_own_supervisor_begins_is_no_news(world):
+def test_what_its_supervisor_begins_by_itself_is_no_news_and_what_another_computer_begins_is(world):
     alive = replace(world.state, phase="running", supervisor=ProcessId(pid=2**30, start_ticks=1))
     world.lay(1, "state.json", dataclasses.asdict(alive))
     assert world.take_in() == [RUN]
-    world.lay(1, "state.json", dataclasses.asdict(replace(alive, attempt=2, epoch=4)))
-    world.lay(1, "attempts/2/cluster.json", world.theirs.to_json())
-    assert world.take_in() == []
+    for number, ordered, taken in ((2, 1, []), (3, None, [RUN]), (4, 3, []), (6, 5, [RUN])):
+        world.lay(1, "state.json", dataclasses.asdict(replace(alive, attempt=number, epoch=2 + number)))
+        world.lay(1, f"attempts/{number}/cluster.json", world.theirs.to_json())
+        if ordered is not None:
+            world.lay(1, f"attempts/{number}/base.json", {"attempt": ordered})
+        assert world.take_in() == taken
+
+
+def test_one_that_was_resumed_on_another_host_is_renewed_but_not_by_one_that_was_cut_off(world):
+    alive = replace(world.state, phase="running", supervisor=ProcessId(pid=2**30, start_ticks=1))
+    world.lay(1, "state.json", dataclasses.asdict(alive))
+    assert world.take_in() == [RUN]
+    world.transports["my1"].reachable = False
     seen_there = replace(world.theirs, hosts=world.theirs.hosts[1:])
     world.lay(2, "cluster.json", seen_there.to_json())
     world.lay(2, "attempts/2/cluster.json", seen_there.to_json())
-    for epoch, taken in ((2, []), (1_000_004, [RUN])):  # of one that was cut off, then of one that was resumed
+    for epoch, taken in ((2, []), (1_000_004, [RUN])):
         world.lay(2, "state.json", dataclasses.asdict(replace(alive, attempt=2, epoch=epoch)))
-        del world.transports["my1"].files[PurePath(f"/srv/g/runs/{RUN}/state.json")]
         assert world.take_in() == taken
-        world.lay(1, "state.json", dataclasses.asdict(alive))
     assert SupervisorRecord.load(RunLayout(world.home, RUN)).host == "pc2"
 
 
