@@ -2,12 +2,16 @@
 
 import gzip
 import json
+import struct
+import time
 
 import pytest
 
+from gangline.runs.layout import PHASES
 from tests.train.story import copy_world, make_user, write_cluster, write_job
 
 pytestmark = pytest.mark.timeout(600)
+PHASE = struct.Struct("<qqqd")
 
 
 @pytest.fixture
@@ -19,8 +23,20 @@ def user(world, quick_python, tmp_path):
     user.end_runs()
 
 
+def phases_of_profile(user, run):
+    """The phases of rank 0 while many steps are recorded and written."""
+    file = user.at_host("pc1", run) / "attempts" / "1" / "rank-0.phase"
+    profiling, found = user.start("gangline", "profile", run, "--steps", "20", "--out", "u.json.gz"), set()
+    while profiling.poll() is None:
+        found.add(PHASES[PHASE.unpack(file.read_bytes())[1]])
+        time.sleep(0.002)
+    said, error = profiling.communicate()
+    assert profiling.returncode == 0, said + error
+    return found
+
+
 def test_steps_of_a_run_are_recorded_on_all_ranks_and_the_run_goes_on(user):
-    write_job(user, steps=100000)
+    write_job(user, steps=100000, checkpoint={"every_steps": 100000})
     run = user.gangline("train", "job.yaml", "--cluster", "two.yaml", "--detach").out.strip()
     user.wait_for_step(run, 5)
     for number in (1, 2):  # an order is obeyed once, and there may be another one
@@ -52,6 +68,7 @@ def test_steps_of_a_run_are_recorded_on_all_ranks_and_the_run_goes_on(user):
     assert "steps took" in shown
     assert "https://ui.perfetto.dev" in shown
     assert list(user.folder.glob(f"{run}-step-*.trace.json.gz"))
+    assert "save" in phases_of_profile(user, run), "a trace may take longer than a step may"
     refused = user.gangline("profile", run, "--out", ".", code=2)
     assert ". is a folder" in refused.err
     assert "--out trace.json.gz" in refused.err

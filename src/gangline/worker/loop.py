@@ -277,8 +277,12 @@ class Loop:
 
     def _profile(self, report: StepReport) -> None:
         """Begin or end to record steps; after the step's end on every rank, before an evaluation or a save."""
-        if self._out.profile is not None:
-            self._out.profile.after(report.profile, step=self.progress.step)
+        profile, step = self._out.profile, self.progress.step
+        if profile is None:
+            return
+        if profile.ends_with(step):  # many steps on a card are written for longer than a step may take
+            self._out.enter("save", step=step + 1)
+        profile.after(report.profile, step=step)
 
     def _compile(self) -> None:
         """Compile the layers where the job says so, and note how long it took."""

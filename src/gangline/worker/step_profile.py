@@ -90,12 +90,15 @@ class StepProfile:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def ends_with(self, step: int) -> bool:
+        """Whether the trace is written after that step."""
+        return self._profiler is not None and step >= self._last_step
+
     def after(self, wanted: int, *, step: int) -> None:
         """Begin or end at this boundary, as all ranks have agreed. step: the one that was done last."""
-        if self._profiler is not None:
-            if step >= self._last_step:
-                self._end(step)
-        elif wanted:
+        if self.ends_with(step):
+            self._end(step)
+        elif wanted and self._profiler is None:
             self._begin(wanted, step=step)
 
     @contextlib.contextmanager
