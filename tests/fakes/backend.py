@@ -49,6 +49,8 @@ class FakeBackend:
         self.left: list[Leftover] = []
         self.orders: list[str] = []
         self.num_polls = 0
+        self.polled: list[tuple[str, ...]] = []
+        """The hosts that each poll asked."""
         self.epochs: list[int] = []
         """Of every start, announcement and order."""
         self.secrets: dict[str, str] = {}
@@ -122,6 +124,7 @@ class FakeBackend:
         """See `Backend.poll`."""
         del transports
         self.num_polls += 1
+        self.polled.append(request.names)
         return [self._status(part) for part in request.hosts]
 
     def announce(self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:

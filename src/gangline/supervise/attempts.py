@@ -318,7 +318,8 @@ class Attempts:
         if not may_begin:
             raise _NotConfirmedError
         self._reach("prepared")
-        current.gang.on(set(current.request.names) - set(request.names)).end_resting()  # these hosts have left the run
+        lost = set(chosen.without) - self._left  # what rests there ends by itself, and nobody waits until it answers
+        current.gang.on(set(current.request.names) - set(request.names) - lost).end_resting()
         self._report_restart(ended, chosen, step=choice.step, missing=missing, way=way)
         self._lost.lose(host for host in chosen.without if host not in self._left)
         if self._standbys is not None:
