@@ -93,9 +93,8 @@ def take_in_runs(path: Path | None, *, home: Path, console: Console, deps: Depen
         for each in (each for each in unknown if each.damage):
             console.report(f"{each.run_id} on {each.host.name} is left out: {each.damage}")
         if unseen := [each.run_id for each in unknown if not each.damage]:
-            console.report(
-                f"{counted(len(unseen), 'run')} only the computer knows that supervised it: {listed(unseen)}"
-            )
+            which = f"{counted(len(unseen), 'run')} left out"
+            console.report(f"{which}, as the records lie on the computer that began it: {listed(unseen)}")
         return taken
 
 

@@ -224,7 +224,7 @@ def test_one_with_damaged_records_is_left_out_and_leaves_nothing(world):
 def test_one_that_was_supervised_from_a_computer_is_named(world):
     del world.transports["my1"].files[PurePath(f"/srv/g/runs/{RUN}/state.json")]
     assert world.take_in() == []
-    assert world.said == [f"1 run only the computer knows that supervised it: {RUN}"]
+    assert world.said == [f"1 run left out, as the records lie on the computer that began it: {RUN}"]
 
 
 def test_hosts_that_do_not_answer_are_told_and_it_fails_where_none_does(world):
