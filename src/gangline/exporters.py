@@ -379,17 +379,17 @@ class _TensorBoard:
             self._writer.close()
 
 
+def _project(words: str) -> Any:
+    """The option that names a project of a tracker."""
+    pattern = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+    return dataclasses.field(metadata={"help": words, "pattern": pattern, "examples": ["my-project"]})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WandbOptions:
     """Where Weights & Biases shows the run."""
 
-    project: str = dataclasses.field(
-        metadata={
-            "help": "Project on Weights & Biases to report to.",
-            "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
-            "examples": ["my-project"],
-        }
-    )
+    project: str = _project("Project on Weights & Biases to report to.")
 
 
 class _Wandb:
@@ -502,13 +502,7 @@ def _parts(rows: Sequence[Any], most: int) -> Iterator[list[Any]]:
 class TrackioOptions:
     """Where Trackio keeps the run."""
 
-    project: str = dataclasses.field(
-        metadata={
-            "help": "Project of Trackio on the head, in TRACKIO_DIR or its cache.",
-            "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
-            "examples": ["my-project"],
-        }
-    )
+    project: str = _project("Project of Trackio on the head, in TRACKIO_DIR or its cache.")
 
 
 class _Trackio:
