@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,22 +173,27 @@ class OwnWorld:
         return sorted(int(match[1]) for match in found if match)
 
 
+def line_of(case: str, rank: int | None, cause: Mapping[str, Any], *, torchrun: Any, begun: float) -> Line:
+    """What was seen of one case. rank: the one to be named; cause: what `explain` says; begun: by monotonic()."""
+    return {
+        "case": case,
+        "rank": rank,
+        "named": cause.get("rank"),
+        "host": cause.get("host"),
+        "what": cause.get("what"),
+        "torchrun": torchrun,
+        "seconds": round(time.monotonic() - begun, 1),
+        "commit": commit(),
+    }
+
+
 def play(world: OwnWorld, case: str) -> Line:
     """One failure, and what is said of it."""
     rank, expected, begun = (BESIDE if case.endswith("+") else VICTIM), CASES[case], time.monotonic()
     run, said = world.fails(case.rstrip("+"), rank)
     answer = world.explained(run)
     cause = answer["attempts"][-1]["cause"] or {}
-    line: Line = {
-        "case": case,
-        "rank": None if expected.is_of_all else rank,
-        "named": cause.get("rank"),
-        "host": cause.get("host"),
-        "what": cause.get("what"),
-        "torchrun": world.torchrun_says(),
-        "seconds": round(time.monotonic() - begun, 1),
-        "commit": commit(),
-    }
+    line = line_of(case, None if expected.is_of_all else rank, cause, torchrun=world.torchrun_says(), begun=begun)
     line["wrong"] = judge(expected, rank, cause)
     # a rank that failed of itself may be named for a failure of all
     line["blamed"] = not expected.is_of_all and cause.get("rank") not in {None, rank}

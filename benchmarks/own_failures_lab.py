@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab_runs import OwnLab
-from benchmarks.own_failures import CASES, ROOT_CAUSE, SCRIPT, STALL_AFTER_S, Expected, Line, judge, report
+from benchmarks.own_failures import CASES, ROOT_CAUSE, SCRIPT, STALL_AFTER_S, Expected, Line, judge, line_of, report
 from benchmarks.plan_time import read
-from benchmarks.scaling import commit
 from tests.lab.hosts import lab_folders
 from tests.lab.machine import LabHost
 from tests.lab.user import JOB, LOOK, NewUser, make_model
@@ -217,16 +216,7 @@ def play(world: LabWorld, case: str) -> Line:
     world.ends()
     cause: Mapping[str, Any] = world.explained()["attempts"][-1]["cause"] or {}
     expected = _expected(case, outside)
-    line: Line = {
-        "case": case,
-        "rank": None if expected.is_of_all else rank,
-        "named": cause.get("rank"),
-        "host": cause.get("host"),
-        "what": cause.get("what"),
-        "torchrun": world.torchrun_says(),
-        "seconds": round(time.monotonic() - begun, 1),
-        "commit": commit(),
-    }
+    line = line_of(case, None if expected.is_of_all else rank, cause, torchrun=world.torchrun_says(), begun=begun)
     line["wrong"] = judge(
         expected, rank, dict(cause), hosts=NAMES, is_of_host=outside is not None and outside.is_of_host
     )
